@@ -1,0 +1,1 @@
+"""Measures one real training step and describes it as data."""

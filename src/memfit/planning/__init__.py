@@ -1,0 +1,1 @@
+"""Everything that decides, on numbers only. No torch."""

@@ -1,0 +1,1 @@
+"""Turns data into tables and pages. No torch."""
