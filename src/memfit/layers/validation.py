@@ -1,0 +1,66 @@
+"""Checks of numbers that come from outside: what was given, what is allowed. Nothing here knows of layers."""
+
+from __future__ import annotations
+
+import math
+import operator
+from fractions import Fraction
+from numbers import Rational
+from typing import SupportsFloat
+
+from memfit.errors import InvalidParameterError
+
+# The widest unsigned integer that other tools write. It keeps every mean and ratio inside a float's range.
+LARGEST_WHOLE_NUMBER = 2**64 - 1
+
+
+def whole_number(value: object, name: str, *, minimum: int = 0) -> int:
+    """Return ``value`` as an int from ``minimum`` to 2**64 - 1; NumPy ints will do, bools and floats not."""
+    try:
+        # bool is an int to Python, but True layers or False bytes are always a mistake.
+        if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]  # the TypeError is the check
+    except Exception:
+        raise InvalidParameterError(
+            f"{name} must be a whole number, at least {minimum}; got {shown(value)}"
+        ) from None
+    if not minimum <= number <= LARGEST_WHOLE_NUMBER:
+        raise InvalidParameterError(
+            f"{name} must be a whole number from {minimum} to 2**64 - 1; got {shown(number)}"
+        )
+    return number
+
+
+def real_number(value: object, name: str, allowed: str) -> Fraction | float:
+    """Return ``value`` as an exact Fraction, or as a float where it is infinite.
+
+    ``allowed`` says in the error what the caller allows.
+    """
+    if isinstance(value, bool) or not isinstance(value, (SupportsFloat, Rational)) or _is_array(value):
+        raise InvalidParameterError(f"{name} must be {allowed}; got {shown(value)}")
+    if isinstance(value, Rational):
+        return Fraction(value.numerator, value.denominator)
+    try:
+        number = float(value)
+    except Exception:
+        raise InvalidParameterError(f"{name} must be {allowed}; got {shown(value)}") from None
+    if math.isnan(number):
+        raise InvalidParameterError(f"{name} must be {allowed}; got NaN")
+    return number if math.isinf(number) else Fraction(number)
+
+
+def shown(value: object) -> str:
+    """Return a short repr with the type, for an error message; a repr that fails or is long does no harm."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = "a value whose repr fails"
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return f"{text} ({type(value).__name__})"
+
+
+def _is_array(value: object) -> bool:
+    # One-element arrays convert to float with a warning; NumPy's scalars have a shape too, but an empty one.
+    return getattr(value, "shape", ()) != ()
