@@ -1,0 +1,83 @@
+"""Arrays of any library, held so that nothing outside can change them.
+
+No array library but NumPy is imported here, and none is asked for by name: a ``clone`` is PyTorch's way of
+copying, a ``copy`` that of NumPy, JAX and CuPy, and an array without item assignment needs no copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any, Protocol
+
+import numpy as np
+
+from memfit.errors import InvalidParameterError
+from memfit.layers.validation import shown
+
+
+class HeldArray(Protocol):
+    """An activation in store."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are held, which may be fewer than those of the activation."""
+
+    def value(self) -> Any:
+        """The activation, as an array of the caller's own: what is done to it does not reach the store."""
+
+    def take(self) -> Any:
+        """The activation, not copied where the store can part with its own; the last thing asked of it."""
+
+
+class Snapshot:
+    """An array held bit for bit, as it was when it was handed in."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = independent_copy(array)
+        self.nbytes = num_bytes_of(self._array, "the copy of an activation")
+
+    def value(self) -> Any:
+        return independent_copy(self._array)
+
+    def take(self) -> Any:
+        return self._array
+
+
+def num_bytes_of(array: Any, what: str) -> int:
+    """The array's ``nbytes``; ``what`` names the array in the error that anything without them gets."""
+    try:
+        num_bytes = operator.index(array.nbytes)
+    except (AttributeError, TypeError):
+        num_bytes = -1
+    if num_bytes < 0:
+        raise InvalidParameterError(
+            f"{what} must be an array with a size in bytes (nbytes), of NumPy, PyTorch, JAX or another; "
+            f"got {shown(array)}"
+        )
+    return num_bytes
+
+
+def independent_copy(array: Any) -> Any:
+    """An equal array that shares no memory with ``array``, or ``array`` itself where it can never change.
+
+    A copy keeps the order of the axes in memory, because the last bit of a matrix product can depend on it;
+    gaps between elements are closed. A PyTorch tensor's copy is detached: a held activation must not keep a
+    graph alive.
+    """
+    if isinstance(array, np.generic):
+        return array
+    if isinstance(array, np.ndarray):
+        return copy.deepcopy(array) if array.dtype.hasobject else array.copy(order="K")
+    if hasattr(array, "detach") and hasattr(array, "clone"):
+        return array.detach().clone()
+    if hasattr(array, "copy"):
+        return array.copy()
+    if not hasattr(array, "__setitem__"):
+        return array
+    try:
+        return copy.deepcopy(array)
+    except Exception as error:
+        raise InvalidParameterError(
+            f"an activation must be an array that can be copied; {shown(array)} cannot: {error}"
+        ) from error

@@ -1,0 +1,150 @@
+"""Activations held in 16 bits a number: float32's range at bfloat16's precision. Nothing becomes infinite,
+nothing vanishes.
+
+A real number x comes back as y with
+
+    |y - x| <= max(2**-8 * |x|, 2**-133),
+
+with the sign of x, zero only where x is zero, finite exactly where x is finite, and NaN where x is NaN. The
+second bound only speaks below 2**-126, float32's smallest normal number. A complex number is two real ones.
+
+The 16 bits are the upper half of a float32, rounded to nearest, ties to even. Two roundings are turned
+back: a finite number that would become infinite becomes the largest finite one, and a number that would
+become zero becomes the smallest one.
+
+Held as they are, at full size: integers, booleans, floats of 16 bits and fewer; an array with a finite
+number beyond float32's range, which only wider types have; subclasses of NumPy's array; and arrays of a
+library that offers neither PyTorch's methods nor the array API's ``__array_namespace__`` with NumPy's
+``__array__``. The last kind, JAX among them, is held in NumPy's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memfit.layers.array_snapshot import HeldArray, Snapshot, num_bytes_of
+
+LARGEST = (2.0 - 2.0**-7) * 2.0**127
+SMALLEST = 2.0**-133
+_FLOAT32_LARGEST = float(np.finfo(np.float32).max)
+
+
+class HalfArray:
+    """An activation held in parts of 16 bits a number, and the way back to its own type."""
+
+    def __init__(self, parts: tuple[Any, ...], rebuild: Callable[..., Any]) -> None:
+        self._parts = parts
+        self._rebuild = rebuild
+        self.nbytes = sum(num_bytes_of(part, "a part of an activation") for part in parts)
+
+    def value(self) -> Any:
+        return self._rebuild(*self._parts)
+
+    def take(self) -> Any:
+        return self._rebuild(*self._parts)
+
+
+def hold_in_half(array: Any) -> HeldArray:
+    """Hold an activation in 16 bits a number where that keeps this module's promise, else bit for bit."""
+    held: HeldArray | None = None
+    if isinstance(array, np.generic) or type(array) is np.ndarray:
+        held = _hold_numpy(array)
+    elif all(
+        hasattr(array, name) for name in ("bfloat16", "is_floating_point", "is_complex", "element_size")
+    ):
+        held = _hold_torch_like(array)
+    elif hasattr(array, "__array_namespace__") and hasattr(array, "__array__"):
+        held = _hold_through_numpy(array)
+    return Snapshot(array) if held is None else held
+
+
+def encode(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16] | None:
+    """The 16-bit form of a real floating array, or None where a finite element is beyond float32's range."""
+    if array.dtype.itemsize > 4 and bool(np.any(np.isfinite(array) & (np.abs(array) > _FLOAT32_LARGEST))):
+        return None
+    bits = array.astype(np.float32).view(np.uint32)
+    halves = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
+    magnitudes = halves & np.uint32(0x7FFF)
+    # The carry of the rounding may reach the exponent that means infinity, or have nothing to carry into.
+    halves = halves - ((magnitudes == 0x7F80) & np.isfinite(array))
+    halves = halves | ((magnitudes == 0) & (array != 0))
+    # A NaN's sign survives; its payload, which the rounding may have wrapped around, does not.
+    halves = np.where(np.isnan(array), ((bits >> 16) & np.uint32(0x8000)) | np.uint32(0x7FC0), halves)
+    return np.asarray(halves, dtype=np.uint16)
+
+
+def decode(halves: npt.NDArray[np.uint16], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The numbers of a 16-bit form, in their own type."""
+    return np.asarray((halves.astype(np.uint32) << 16).view(np.float32).astype(dtype))
+
+
+def _hold_numpy(array: Any) -> HalfArray | None:
+    whole = np.asarray(array)
+    if not _is_wide_numpy(whole.dtype):
+        return None
+    # An array stays an array and a scalar a scalar: NumPy's functions return a scalar where an array has no
+    # axes.
+    unpack = (lambda restored: restored) if isinstance(array, np.ndarray) else (lambda restored: restored[()])
+    return _hold_numpy_parts(whole, unpack)
+
+
+def _hold_through_numpy(array: Any) -> HalfArray | None:
+    namespace = array.__array_namespace__()
+    whole = np.asarray(array)
+    return _hold_numpy_parts(whole, namespace.asarray) if _is_wide_numpy(whole.dtype) else None
+
+
+def _hold_numpy_parts(whole: npt.NDArray[Any], finish: Callable[[Any], Any]) -> HalfArray | None:
+    dtype = whole.dtype
+    if dtype.kind == "f":
+        halves = encode(whole)
+        return None if halves is None else HalfArray((halves,), lambda part: finish(decode(part, dtype)))
+    real, imaginary = encode(whole.real), encode(whole.imag)
+    if real is None or imaginary is None:
+        return None
+
+    def rebuild(real_part: npt.NDArray[np.uint16], imaginary_part: npt.NDArray[np.uint16]) -> Any:
+        restored = np.empty_like(real_part, dtype=dtype)
+        restored.real = decode(real_part, restored.real.dtype)
+        restored.imag = decode(imaginary_part, restored.imag.dtype)
+        return finish(restored)
+
+    return HalfArray((real, imaginary), rebuild)
+
+
+def _is_wide_numpy(dtype: np.dtype[Any]) -> bool:
+    return (dtype.kind == "f" and dtype.itemsize > 2) or (dtype.kind == "c" and dtype.itemsize > 4)
+
+
+def _hold_torch_like(array: Any) -> HalfArray | None:
+    whole = array.detach()
+    dtype = whole.dtype
+    if whole.is_floating_point() and whole.element_size() > 2:
+        halves = _torch_like_halves(whole)
+        return None if halves is None else HalfArray((halves,), lambda part: part.to(dtype))
+    if whole.is_complex() and whole.element_size() > 4:
+        real, imaginary = _torch_like_halves(whole.real), _torch_like_halves(whole.imag)
+        if real is None or imaginary is None:
+            return None
+
+        def rebuild(real_part: Any, imaginary_part: Any) -> Any:
+            restored = real_part.new_empty(real_part.shape, dtype=dtype)
+            restored.real.copy_(real_part)
+            restored.imag.copy_(imaginary_part)
+            return restored
+
+        return HalfArray((real, imaginary), rebuild)
+    return None
+
+
+def _torch_like_halves(array: Any) -> Any:
+    finite = array.isfinite()
+    if array.element_size() > 4 and bool((finite & (array.abs() > _FLOAT32_LARGEST)).any()):
+        return None
+    halves = array.clamp(-LARGEST, LARGEST).where(finite, array).bfloat16()
+    vanished = (halves == 0) & (array != 0)
+    return (array.sign() * SMALLEST).bfloat16().where(vanished, halves)
