@@ -1,7 +1,7 @@
 """The activation checkpointer: runs a chain of layers, holds some activations, recomputes the others.
 
-It serves chains in any array library. A checkpoint, here, is what is stored. How it is held is the business of
-``array_snapshot`` and ``half_storage``; where and in which order, that of ``revolve`` and ``sweep``.
+It serves chains in any array library. A checkpoint, here, is what is stored. How it is held is up to
+``array_snapshot`` and ``half_storage``; where and in which order, up to ``revolve`` and ``sweep``.
 """
 
 from __future__ import annotations
@@ -177,9 +177,7 @@ class ActivationCheckpointer:
             raise
         return activation
 
-    def recompute_from_checkpoint(
-        self, target_layer: int, layers: Iterable[int], forward_fn: ForwardFn
-    ) -> Any:
+    def recompute_from_checkpoint(self, target_layer: int, layers: Iterable[int], forward_fn: ForwardFn) -> Any:
         """The output of ``target_layer``, replayed from the nearest stored layer at or before it.
 
         "Before" is by the list's order. Where none is stored, the replay starts from the kept input, and
@@ -216,8 +214,9 @@ class ActivationCheckpointer:
         that the forward pass ran.
 
         The sweep uses up the checkpoints: a slot is reused as soon as its layer is passed, and empty slots
-        hold what a replay will need again, so a segment that fits them is replayed once. The input stays, so a second sweep is possible and starts from there. When a
-        function raises, what is stored is still right, and the sweep can be repeated.
+        hold what a replay will need again, so a segment that fits them is replayed once. The input stays,
+        so a second sweep is possible and starts from there. When a function raises, what is stored is still
+        right, and the sweep can be repeated.
         """
         chain = layer_numbers(layers)
         kept_input = self._input_of(chain, whole=True)

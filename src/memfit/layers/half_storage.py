@@ -51,11 +51,10 @@ class HalfArray:
 def hold_in_half(array: Any) -> HeldArray:
     """Hold an activation in 16 bits a number where that keeps this module's promise, else bit for bit."""
     held: HeldArray | None = None
-    if isinstance(array, np.generic) or type(array) is np.ndarray:
-        held = _hold_numpy(array)
-    elif all(
-        hasattr(array, name) for name in ("bfloat16", "is_floating_point", "is_complex", "element_size")
-    ):
+    if isinstance(array, np.generic | np.ndarray):
+        # A subclass, a masked array say, has more to it than its numbers.
+        held = _hold_numpy(array) if isinstance(array, np.generic) or type(array) is np.ndarray else None
+    elif all(hasattr(array, name) for name in ("bfloat16", "is_floating_point", "is_complex", "element_size")):
         held = _hold_torch_like(array)
     elif hasattr(array, "__array_namespace__") and hasattr(array, "__array__"):
         held = _hold_through_numpy(array)

@@ -23,9 +23,7 @@ def layer_numbers(layers: Iterable[int]) -> tuple[int, ...]:
     seen: set[int] = set()
     for layer in chain:
         if layer in seen:
-            raise InvalidParameterError(
-                f"layer {layer} is repeated in layers; a layer may run once in a chain"
-            )
+            raise InvalidParameterError(f"layer {layer} is repeated in layers; a layer may run once in a chain")
         seen.add(layer)
     return chain
 
