@@ -90,9 +90,7 @@ def seen(path: str, tensor: Tensor) -> Iterator[tuple[str, SeenTensor]]:
         yield from seen(f"{path}.values", coalesced.values().flatten())
         return
     kind = str(tensor.dtype).removeprefix("torch.")
-    description = (
-        f"{kind}{list(tensor.shape)}, strides {tensor.stride()}, requires_grad={tensor.requires_grad}"
-    )
+    description = f"{kind}{list(tensor.shape)}, strides {tensor.stride()}, requires_grad={tensor.requires_grad}"
     yield path, SeenTensor(description, tensor.detach().clone())
 
 
@@ -135,6 +133,18 @@ def clear_gradients(model: nn.Module, batch: Any) -> None:
         tensor.grad = None
 
 
+def look(when: str, model: nn.Module, batch: Any = None, **things: Any) -> Trace:
+    """Return all that can be seen now: ``things``, gradients, the modules' state, the batch, the random state."""
+    entries = [
+        *(entry for name, thing in things.items() for entry in leaves(name, thing)),
+        *gradients_of(model, batch),
+        *state_of(model),
+        *leaves("batch", batch),
+        *seen("random state", torch.get_rng_state()),
+    ]
+    return {f"{when}, {path}": entry for path, entry in entries}
+
+
 def trace_steps(
     step: Step,
     *,
@@ -147,9 +157,7 @@ def trace_steps(
     model, batch, loss = step
     model.train(training)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    update = (
-        (optimizer or (lambda given: torch.optim.SGD(given, lr=0.05)))(parameters) if parameters else None
-    )
+    update = (optimizer or (lambda given: torch.optim.SGD(given, lr=0.05)))(parameters) if parameters else None
     trace: Trace = {}
     torch.manual_seed(RUN_SEED)
     for number in range(num_steps):
@@ -158,15 +166,7 @@ def trace_steps(
             output = call(model, batch)
             value = scalar_loss(output, loss)
         value.backward()
-        entries = [
-            *leaves("output", output),
-            *leaves("loss", value),
-            *gradients_of(model, batch),
-            *state_of(model),
-            *leaves("batch", batch),
-            *seen("random state", torch.get_rng_state()),
-        ]
-        trace.update({f"step {number}, {path}": entry for path, entry in entries})
+        trace.update(look(f"step {number}", model, batch, output=output, loss=value))
         if update is not None:
             update.step()
     trace.update({f"at the end, {path}": entry for path, entry in leaves("weight", dict(model.state_dict()))})

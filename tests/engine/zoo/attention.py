@@ -43,9 +43,7 @@ class SequenceToSequence(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.transformer = nn.Transformer(
-            WIDTH, 2, 2, 2, 2 * WIDTH, dropout=0.1, batch_first=True, norm_first=False
-        )
+        self.transformer = nn.Transformer(WIDTH, 2, 2, 2, 2 * WIDTH, dropout=0.1, batch_first=True, norm_first=False)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         return self.transformer(source, target)

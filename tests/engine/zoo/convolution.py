@@ -32,9 +32,7 @@ class ResNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU(inplace=True)
-        )
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU(inplace=True))
         self.blocks = nn.Sequential(*(ResidualBlock(6) for _ in range(3)))
         self.pool = nn.MaxPool2d(2)
         self.head = nn.Linear(6, 5)
@@ -44,9 +42,7 @@ class ResNet(nn.Module):
         return self.head(nn.functional.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
-def resnet(
-    dtype: torch.dtype = torch.float32, memory_format: torch.memory_format = torch.contiguous_format
-) -> Step:
+def resnet(dtype: torch.dtype = torch.float32, memory_format: torch.memory_format = torch.contiguous_format) -> Step:
     """Return a classifier of four random images."""
     model = ResNet().to(dtype).to(memory_format=memory_format)
     images = torch.randn(4, 3, 14, 14, dtype=dtype).contiguous(memory_format=memory_format)
@@ -79,9 +75,7 @@ class UNet(nn.Module):
         super().__init__()
         self.down = nn.ModuleList([DoubleConvolution(2, 4), DoubleConvolution(4, 6)])
         self.bottom = DoubleConvolution(6, 8)
-        self.grow = nn.ModuleList(
-            [nn.ConvTranspose2d(8, 6, 2, stride=2), nn.ConvTranspose2d(6, 4, 2, stride=2)]
-        )
+        self.grow = nn.ModuleList([nn.ConvTranspose2d(8, 6, 2, stride=2), nn.ConvTranspose2d(6, 4, 2, stride=2)])
         self.up = nn.ModuleList([DoubleConvolution(12, 6), DoubleConvolution(8, 4)])
         self.head = nn.Conv2d(4, 1, 1)
 
@@ -130,9 +124,7 @@ class EveryConvolution(nn.Module):
 
 def every_convolution() -> Step:
     """Return a model of many convolutions whose inputs require gradients too."""
-    batch = tuple(
-        torch.randn(shape, requires_grad=True) for shape in ((2, 4, 9), (2, 3, 6, 6), (1, 2, 3, 4, 5))
-    )
+    batch = tuple(torch.randn(shape, requires_grad=True) for shape in ((2, 4, 9), (2, 3, 6, 6), (1, 2, 3, 4, 5)))
     return EveryConvolution(), batch, lambda outputs: sum(mean_of_squares(output) for output in outputs)
 
 

@@ -138,7 +138,5 @@ EXAMPLES = (
     Example("function-marking-dirty", chain(add_and_double), has_blocks=True),
     Example("function-with-non-differentiable-output", chain(scale_by_largest), has_blocks=True),
     Example("function-with-foreign-kernel", chain(numpy_kernel), has_blocks=True),
-    Example(
-        "function-straight-through", chain(lambda x: StraightThrough.apply(3 * x) * x.cos()), has_blocks=True
-    ),
+    Example("function-straight-through", chain(lambda x: StraightThrough.apply(3 * x) * x.cos()), has_blocks=True),
 )

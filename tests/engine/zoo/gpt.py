@@ -60,9 +60,7 @@ class GptBlock(nn.Module):
 class Gpt(nn.Module):
     """Token ids in, logits out."""
 
-    def __init__(
-        self, num_blocks: int = 3, dropout: float = 0.1, fused: bool = False, tied: bool = False
-    ) -> None:
+    def __init__(self, num_blocks: int = 3, dropout: float = 0.1, fused: bool = False, tied: bool = False) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.positions = nn.Embedding(64, WIDTH)
@@ -86,9 +84,7 @@ def token_ids(num_sequences: int = 2, length: int = LENGTH) -> Tensor:
     return torch.randint(VOCABULARY, (num_sequences, length))
 
 
-def gpt(
-    dtype: torch.dtype = torch.float32, *, dropout: float = 0.1, fused: bool = False, tied: bool = False
-) -> Step:
+def gpt(dtype: torch.dtype = torch.float32, *, dropout: float = 0.1, fused: bool = False, tied: bool = False) -> Step:
     """Return a GPT of three blocks that predicts random tokens."""
     model = Gpt(dropout=dropout, fused=fused, tied=tied).to(dtype)
     ids, targets = token_ids(), token_ids()

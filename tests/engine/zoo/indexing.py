@@ -81,7 +81,7 @@ class Embeddings(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.padded(ids) * torch.sigmoid(self.sparse(ids)) + self.bounded(ids)
-        return self.head(x.sum(1), self.bag(ids))
+        return torch.tanh(self.head(x.sum(1), self.bag(ids)) / 4)
 
 
 def sort_and_scatter() -> Step:

@@ -25,8 +25,8 @@ class TanhBlock(nn.Module):
         return torch.tanh(self.linear(x))
 
 
-class GeluBlock(nn.Module):
-    """Norm, linear, GELU, linear."""
+class ShiftedGeluBlock(nn.Module):
+    """A shift, norm, linear, GELU, linear. The shift saves nothing, so that the input may be overwritten."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,25 +35,21 @@ class GeluBlock(nn.Module):
         self.second = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(nn.functional.gelu(self.first(self.norm(x))))
+        return self.second(nn.functional.gelu(self.first(self.norm(x + 1))))
 
 
 class InPlaceResiduals(nn.Module):
-    """``x += block(x)`` between blocks, in the model's own forward.
-
-    The blocks get a sum, so that autograd itself does not keep the tensor that is changed: a recompute that
-    begins before the sum would find the changed one.
-    """
+    """``x += block(x)`` between blocks, in the model's own forward: each block's input changes after its use."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inlet = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(GeluBlock() for _ in range(3))
+        self.blocks = nn.ModuleList(ShiftedGeluBlock() for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.inlet(x)
         for block in self.blocks:
-            x += block(x + 1)
+            x += block(x)
         return x
 
 
@@ -200,6 +196,22 @@ class GrowingCache(nn.Module):
         return torch.nn.functional.gelu(x + weights @ self.keys + keys)
 
 
+class ActivationLog(nn.Module):
+    """Keeps a log of its activations, which nothing reads in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.num_calls = 0
+        self.log: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        self.num_calls += 1
+        self.log.append(hidden.detach().abs().mean())
+        return nn.functional.gelu(hidden)
+
+
 class PreallocatedCache(nn.Module):
     """Writes its keys into a fixed buffer, one slot per call: the buffer is changed after it was used."""
 
@@ -279,6 +291,7 @@ EXAMPLES = (
     Example("keyword-mutated-after-use", alone(KeywordMutatedAfterUse), has_blocks=True),
     Example("closure-mutated-after-use", alone(ClosureMutatedAfterUse), has_blocks=True),
     Example("growing-cache", in_sequence(GrowingCache), has_blocks=True),
+    Example("activation-log", in_sequence(ActivationLog), has_blocks=True),
     Example("preallocated-cache", in_sequence(PreallocatedCache), has_blocks=True),
     Example("moving-average", in_sequence(MovingAverage), has_blocks=True),
     Example("batch-overwritten", alone(BatchOverwritten), has_blocks=True),

@@ -87,6 +87,12 @@ def blocks_of(kind: Callable[[], nn.Module]) -> Callable[[], Step]:
     return make
 
 
+def rrelu_last_in_block() -> Step:
+    """Return blocks that end in RReLU, whose noise autograd saves before the kernel has filled it."""
+    blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.RReLU()) for _ in range(3))
+    return nn.Sequential(*blocks), torch.randn(5, WIDTH), mean_of_squares
+
+
 def channel_dropout() -> Step:
     """Return convolutions with dropout of whole channels, in place and not."""
     layers = [
@@ -106,6 +112,7 @@ def chain(kind: Callable[[], nn.Module]) -> Callable[[], Step]:
 
 EXAMPLES = (
     Example("rrelu", blocks_of(nn.RReLU), has_blocks=True),
+    Example("rrelu-last-in-block", rrelu_last_in_block, has_blocks=True),
     Example("rrelu-in-place", blocks_of(lambda: nn.RReLU(inplace=True)), has_blocks=True),
     Example("alpha-dropout", blocks_of(lambda: nn.AlphaDropout(0.3)), has_blocks=True),
     Example("feature-alpha-dropout", blocks_of(lambda: nn.FeatureAlphaDropout(0.3)), has_blocks=True),

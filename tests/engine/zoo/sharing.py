@@ -12,9 +12,7 @@ WIDTH = 9
 
 def mlp_block() -> nn.Module:
     """Return the block that this family's models are made of."""
-    return nn.Sequential(
-        nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
-    )
+    return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
 
 
 class TiedAutoencoder(nn.Module):
@@ -82,6 +80,24 @@ class LowRankAdapter(nn.Module):
         return self.base(x) + 2.0 * self.up(self.down(self.dropout(x)))
 
 
+class CallsItself(nn.Module):
+    """Calls itself, the whole module with its hooks, until a depth is reached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(mlp_block() for _ in range(2))
+
+    def forward(self, x: Tensor, depth: int = 2) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self(x.tanh(), depth - 1) if depth else x
+
+
+def calls_itself() -> Step:
+    """Return a recursive model."""
+    return CallsItself(), torch.randn(4, WIDTH), mean_of_squares
+
+
 def tied_autoencoder() -> Step:
     """Return an autoencoder with tied weights."""
     return TiedAutoencoder(), torch.randn(4, WIDTH), mean_of_squares
@@ -133,6 +149,7 @@ EXAMPLES = (
     Example("tied-autoencoder", tied_autoencoder, has_blocks=True),
     Example("one-block-many-times", one_block_many_times),
     Example("called-twice", twins, has_blocks=True),
+    Example("calls-itself", calls_itself, has_blocks=True),
     Example("low-rank-adapters", low_rank_adapters, has_blocks=True),
     Example("frozen-middle", frozen_middle, has_blocks=True),
 )

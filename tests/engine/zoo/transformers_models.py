@@ -48,9 +48,7 @@ def text_batch() -> dict[str, torch.Tensor]:
 
 def gpt2(attention: str = "sdpa") -> Step:
     """Return GPT-2 with its three dropouts."""
-    config = GPT2Config(
-        **TOKENS, n_positions=32, n_embd=WIDTH, n_layer=2, n_head=4, attn_implementation=attention
-    )
+    config = GPT2Config(**TOKENS, n_positions=32, n_embd=WIDTH, n_layer=2, n_head=4, attn_implementation=attention)
     return GPT2LMHeadModel(config), text_batch(), None
 
 
