@@ -47,9 +47,7 @@ class CheckpointPlan:
     @property
     def dropped_bytes_ratio(self) -> float:
         """The share of the activation bytes that is dropped; 0 without bytes."""
-        return _share(
-            self.dropped_activation_bytes, self.dropped_activation_bytes + self.saved_activation_bytes
-        )
+        return _share(self.dropped_activation_bytes, self.dropped_activation_bytes + self.saved_activation_bytes)
 
     @property
     def peak_reduction_ratio(self) -> float:
@@ -78,9 +76,7 @@ class ActivationStats:
     @property
     def peak_reduction_percent(self) -> float:
         """The percentage of all activation bytes by which the peak is lower than with everything saved."""
-        return 100.0 * _share(
-            self.total_activation_bytes - self.peak_memory_bytes, self.total_activation_bytes
-        )
+        return 100.0 * _share(self.total_activation_bytes - self.peak_memory_bytes, self.total_activation_bytes)
 
 
 def build_checkpoint_plan(profiles: Iterable[LayerMemoryProfile], strategy: LayerStrategy) -> CheckpointPlan:

@@ -63,9 +63,7 @@ def checked_profiles(profiles: Iterable[LayerMemoryProfile]) -> list[LayerMemory
     checked = list(profiles)
     for position, profile in enumerate(checked):
         if not isinstance(profile, LayerMemoryProfile):
-            raise InvalidParameterError(
-                f"profiles[{position}] must be a LayerMemoryProfile; got {shown(profile)}"
-            )
+            raise InvalidParameterError(f"profiles[{position}] must be a LayerMemoryProfile; got {shown(profile)}")
     if len({profile.layer_idx for profile in checked}) < len(checked):
         position_of: dict[int, int] = {}
         for position, profile in enumerate(checked):

@@ -67,8 +67,7 @@ class Selective(LayerStrategy):
         ratio = real_number(self.checkpoint_ratio, "checkpoint_ratio", allowed)
         if not 0 <= ratio <= 1:
             raise InvalidParameterError(
-                f"checkpoint_ratio must be {allowed}, the share of layers to drop; "
-                f"got {shown(self.checkpoint_ratio)}"
+                f"checkpoint_ratio must be {allowed}, the share of layers to drop; got {shown(self.checkpoint_ratio)}"
             )
         num_layers = len(profiles)
         # The product as a float: 0.3 × 5 is meant to be 1.5, and the float 0.3 is a little less than that.
@@ -167,7 +166,7 @@ class Budget(LayerStrategy):
     @classmethod
     def from_bytes(cls, max_memory_bytes: int) -> Budget:
         """Return the budget of exactly ``max_memory_bytes``."""
-        return cls(Fraction(whole_number(max_memory_bytes, "max_memory_bytes"), BYTES_PER_MIB))
+        return cls(Fraction(whole_number(max_memory_bytes, "max_memory_bytes", maximum=None), BYTES_PER_MIB))
 
     @property
     def max_memory_bytes(self) -> int | None:

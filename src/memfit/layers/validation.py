@@ -14,21 +14,21 @@ from memfit.errors import InvalidParameterError
 LARGEST_WHOLE_NUMBER = 2**64 - 1
 
 
-def whole_number(value: object, name: str, *, minimum: int = 0) -> int:
-    """Return ``value`` as an int from ``minimum`` to 2**64 - 1; NumPy ints will do, bools and floats not."""
+def whole_number(value: object, name: str, *, minimum: int = 0, maximum: int | None = LARGEST_WHOLE_NUMBER) -> int:
+    """Return ``value`` as an int within the limits (the upper is 2**64 - 1 unless told).
+
+    Integers of NumPy will do; bools and floats will not.
+    """
     try:
         # bool is an int to Python, but True layers or False bytes are always a mistake.
         if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]  # the TypeError is the check
     except Exception:
-        raise InvalidParameterError(
-            f"{name} must be a whole number, at least {minimum}; got {shown(value)}"
-        ) from None
-    if not minimum <= number <= LARGEST_WHOLE_NUMBER:
-        raise InvalidParameterError(
-            f"{name} must be a whole number from {minimum} to 2**64 - 1; got {shown(number)}"
-        )
+        raise InvalidParameterError(f"{name} must be a whole number, at least {minimum}; got {shown(value)}") from None
+    if number < minimum or (maximum is not None and number > maximum):
+        upper = "" if maximum is None else f" and at most {maximum}"
+        raise InvalidParameterError(f"{name} must be a whole number, at least {minimum}{upper}; got {shown(number)}")
     return number
 
 
@@ -40,7 +40,7 @@ def real_number(value: object, name: str, allowed: str) -> Fraction | float:
     if isinstance(value, bool) or not isinstance(value, (SupportsFloat, Rational)) or _is_array(value):
         raise InvalidParameterError(f"{name} must be {allowed}; got {shown(value)}")
     if isinstance(value, Rational):
-        return Fraction(value.numerator, value.denominator)
+        return Fraction(int(value.numerator), int(value.denominator))
     try:
         number = float(value)
     except Exception:
