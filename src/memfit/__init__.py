@@ -55,6 +55,11 @@ _HOME_OF = {
         "estimate_total_recompute_flops",
     ),
     "memfit.layers.checkpointer": ("ActivationCheckpointer", "CheckpointConfig"),
+    "memfit.graph.model_profile": ("ModelProfile",),
+    "memfit.graph.plan": ("Decision", "Plan"),
+    "memfit.planning.planner": ("plan",),
+    "memfit.capture.profiling": ("profile",),
+    "memfit.runtime.apply": ("Applied", "apply"),
 }
 _MODULE_OF = {name: module for module, names in _HOME_OF.items() for name in names}
 

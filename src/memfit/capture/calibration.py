@@ -1,0 +1,100 @@
+"""Finds, in one step, the values that do not replay bit for bit.
+
+Kernels that bypass the dispatcher (raw Triton or C++) write where no one is told. So the engine itself is run, with
+every value dropped that it believes it can bring back, but with the originals kept: backward is given the originals, and
+what the replay made is compared with them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from memfit.capture.bits import same_bits
+from memfit.capture.step import Loss, forward, loss_of
+from memfit.graph.model_profile import ModelProfile, RecordedOp, Replay
+from memfit.graph.names import is_within
+from memfit.planning.planner import plan_of_all_that_replays
+from memfit.runtime.apply import Applied
+from memfit.runtime.op_rules import OpRule
+from memfit.runtime.recipes import Recipe
+from memfit.runtime.regions import DropPattern, Region
+from memfit.runtime.replay import read
+from memfit.runtime.tape import Tape
+from memfit.runtime.values import DroppedUse
+
+
+class OpCall(NamedTuple):
+    """The ``number``-th call of an op in a region, which is how the engine knows it."""
+
+    region: str
+    op: str
+    number: int
+
+
+def calibrated(profile: ModelProfile, model: nn.Module, batch: Any, loss: Loss | None) -> ModelProfile:
+    """Return ``profile`` with the ops marked whose results did not come back as they were, after one more step."""
+    plan = plan_of_all_that_replays(profile)
+    differing: set[OpCall] = set()
+    with Applied(model, plan, lambda: CalibratingTape(differing)):
+        loss_of(forward(model, batch), loss).backward()
+    if not differing:
+        return profile
+    positions: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for region in plan.regions:
+        for position, op in enumerate(profile.ops):
+            if op.module is not None and is_within(op.module, region):
+                positions[region, op.op].append(position)
+    marked = {positions[call.region, call.op][call.number] for call in differing}
+    return replace(profile, ops=tuple(_marked(op) if at in marked else op for at, op in enumerate(profile.ops)))
+
+
+def _marked(op: RecordedOp) -> RecordedOp:
+    return replace(op, replay=Replay.DIFFERS)
+
+
+class _Both(NamedTuple):
+    use: DroppedUse
+    original: Tensor
+    call: OpCall
+
+
+class CalibratingTape(Tape):
+    """A tape that keeps what it drops, and adds to ``differing`` the calls whose results came back otherwise."""
+
+    def __init__(self, differing: set[OpCall]) -> None:
+        super().__init__()
+        self._differing = differing
+        self._this_call: OpCall | None = None
+        self._num_calls_of: dict[tuple[str, str], int] = defaultdict(int)
+        self._call_of_recipe: dict[int, OpCall] = {}
+
+    def _next_pattern(self, region: Region, rule: OpRule) -> DropPattern:
+        number = self._num_calls_of[region.path, rule.name]
+        self._num_calls_of[region.path, rule.name] += 1
+        self._this_call = OpCall(region.path, rule.name, number)
+        return super()._next_pattern(region, rule)
+
+    def _new_recipe_number(self) -> int:
+        number = super()._new_recipe_number()
+        assert self._this_call is not None
+        self._call_of_recipe[number] = self._this_call
+        return number
+
+    def _pack(self, tensor: Tensor) -> Any:
+        packed = super()._pack(tensor)
+        if type(packed) is not DroppedUse:
+            return packed
+        recipe = packed.value.recipe
+        assert isinstance(recipe, Recipe)
+        return _Both(packed, tensor.detach(), self._call_of_recipe[recipe.number])
+
+    def _unpack(self, packed: Any) -> Tensor:
+        if type(packed) is not _Both:
+            return super()._unpack(packed)
+        if not same_bits(read(packed.use), packed.original):
+            self._differing.add(packed.call)
+        return packed.original

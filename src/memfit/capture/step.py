@@ -1,0 +1,62 @@
+"""One training step of a user's model: how the batch is passed, what the loss is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memfit.errors import InvalidParameterError
+from memfit.runtime.call_arguments import tensors_in
+
+Loss = Callable[[Any], Tensor]
+
+
+def forward(model: nn.Module, batch: Any) -> Any:
+    """Call ``model`` on ``batch``: a tuple or list is spread, a dict (or what acts as one) is passed by keyword."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, (tuple, list)):
+        return model(*batch)
+    return model(batch)
+
+
+def loss_of(output: Any, loss: Loss | None) -> Tensor:
+    """Return the scalar to differentiate.
+
+    Without ``loss`` that is the output's own loss where it has one, the output where it is a scalar, else the mean of
+    its floating tensors.
+    """
+    value = loss(output) if loss is not None else _default_loss(output)
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        unattached = " that no parameter influences" if isinstance(value, Tensor) and value.numel() == 1 else ""
+        raise InvalidParameterError(
+            f"the loss is {given}{unattached}; it must be a tensor with one element that depends on parameters "
+            "which require gradients. Pass loss=function_of_the_output, such as loss=lambda output: output.mean()"
+        )
+    return value
+
+
+def _default_loss(output: Any) -> Any:
+    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(named, Tensor):
+        return named
+    if isinstance(output, Tensor) and output.numel() == 1:
+        return output
+    floating = [tensor for tensor in _tensors(output) if tensor.is_floating_point() and tensor.requires_grad]
+    if not floating:
+        return output
+    return (
+        torch.stack([tensor.float().mean() for tensor in floating]).mean() if len(floating) > 1 else floating[0].mean()
+    )
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Mapping):
+        return tensors_in(list(output.values()))
+    if hasattr(output, "__dataclass_fields__"):
+        return tensors_in([getattr(output, name) for name in output.__dataclass_fields__])
+    return tensors_in(output)

@@ -1,0 +1,31 @@
+"""How values are named: ``module.path::aten.op#k``, in plans, reports and errors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ValueName(NamedTuple):
+    """The name of a value: the k-th call of an op in a module, and which of the op's outputs it is."""
+
+    module: str
+    op: str
+    call: int
+    output: int = 0
+
+    def __str__(self) -> str:
+        position = f".{self.output}" if self.output else ""
+        return f"{self.module}::{self.op}#{self.call}{position}"
+
+
+def parse_value_name(text: str) -> ValueName:
+    """Return the parts of ``text``, the inverse of ``str(name)``."""
+    module, _, call = text.rpartition("::")
+    op, _, number = call.rpartition("#")
+    index, _, output = number.partition(".")
+    return ValueName(module, op, int(index), int(output or 0))
+
+
+def is_within(module: str, ancestor: str) -> bool:
+    """Return whether the module at path ``module`` is ``ancestor`` or lies inside it. The root's path is empty."""
+    return not ancestor or module == ancestor or module.startswith(ancestor + ".")

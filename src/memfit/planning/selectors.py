@@ -1,0 +1,49 @@
+"""Selectors, ``MODULE_GLOB::op``: how users name values to be saved or recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from memfit.errors import InvalidParameterError
+from memfit.graph.names import ValueName
+
+
+def select(selector: str, names: Collection[ValueName]) -> list[ValueName]:
+    """Return the names that ``selector`` picks; an error with the nearest ones where it picks none.
+
+    ``layers.*.mlp::aten.silu`` picks the calls of one op inside the modules that match, submodules included;
+    without ``::`` it picks every op there. ``*`` matches across dots, and the root module too.
+    """
+    if not isinstance(selector, str) or not selector:
+        raise InvalidParameterError(
+            f"a selector is a text such as 'layers.*.mlp::aten.silu' or 'layers.0', got {selector!r}"
+        )
+    module_glob, separator, op_glob = selector.partition("::")
+    chosen = [
+        name
+        for name in names
+        if (not separator or fnmatchcase(name.op, op_glob))
+        and any(fnmatchcase(path, module_glob) for path in _path_and_ancestors(name.module))
+    ]
+    if not chosen:
+        raise InvalidParameterError(_no_match_message(selector, names))
+    return chosen
+
+
+def _path_and_ancestors(path: str) -> Iterable[str]:
+    yield path
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _no_match_message(selector: str, names: Collection[ValueName]) -> str:
+    known = sorted({f"{name.module}::{name.op}" for name in names})
+    near = get_close_matches(selector if "::" in selector else f"{selector}::", known, n=3, cutoff=0.3)
+    nearest = f"; the nearest are {', '.join(repr(name) for name in near)}" if near else ""
+    return (
+        f"the selector {selector!r} matches none of the {len(names)} values of this profile{nearest}. "
+        "A selector is MODULE_GLOB::op or MODULE_GLOB, such as 'layers.*.mlp::aten.silu'"
+    )

@@ -1,0 +1,123 @@
+"""``apply``: puts a plan on a model, and takes it off again."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.errors import InvalidParameterError, MemfitError
+from memfit.graph.plan import Plan
+from memfit.runtime.fingerprint import fingerprint_of
+from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, wrap_forward
+from memfit.runtime.regions import Region, regions_of
+from memfit.runtime.tape import Tape
+
+
+def apply(model: nn.Module, plan: Plan) -> Applied:
+    """Run the model's training steps by ``plan`` from now on. ``.remove()``, or leaving a ``with``, ends that.
+
+    The model keeps its type, its state dict, its hooks and its attributes; only the ``forward`` of planned modules is
+    stood in for, on the instance. Forward passes without gradients run as ever.
+    """
+    _refuse_unfit(model, plan)
+    if not plan.regions:
+        warnings.warn("the plan saves every value: training runs as before, nothing will change", stacklevel=2)
+    return Applied(model, plan, Tape)
+
+
+class Applied:
+    """A plan at work on a model. A context manager too: leaving it removes the plan."""
+
+    def __init__(self, model: nn.Module, plan: Plan, new_tape: Callable[[], Tape]) -> None:
+        self.model = model
+        self.plan = plan
+        self._passes = _ForwardPasses(new_tape)
+        self._unwrap: list[Callable[[], None]] | None = []
+        modules = dict(model.named_modules())
+        if plan.regions and "" not in plan.regions:
+            self._unwrap.append(wrap_forward(model, self._passes.run_model))
+        for region in regions_of(plan, model):
+            self._unwrap.append(wrap_forward(modules[region.path], self._passes.runner_in(region)))
+
+    def remove(self) -> None:
+        """Take the plan off the model, which then is as it was before."""
+        if self._unwrap is None:
+            raise MemfitError("this plan was already removed from its model; apply() puts it on again")
+        while self._unwrap:
+            self._unwrap.pop()()
+        self._unwrap = None
+
+    def __enter__(self) -> Applied:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._unwrap is not None:
+            self.remove()
+
+
+class _ForwardPasses:
+    """The forward passes under way, one in each thread, each with its tape."""
+
+    def __init__(self, new_tape: Callable[[], Tape]) -> None:
+        self._new_tape = new_tape
+        self._in_thread = threading.local()
+
+    @contextmanager
+    def _pass(self) -> Iterator[Tape]:
+        tape: Tape | None = getattr(self._in_thread, "tape", None)
+        if tape is not None:
+            yield tape
+            return
+        tape = self._in_thread.tape = self._new_tape()
+        try:
+            yield tape
+        finally:
+            self._in_thread.tape = None
+            tape.close()
+
+    def run_model(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        with self._pass():
+            return forward(*args, **kwargs)
+
+    def runner_in(self, region: Region) -> Runner:
+        def run_region(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            with self._pass() as tape, tape.listen(region):
+                return forward(*args, **kwargs)
+
+        return run_region
+
+
+def _refuse_unfit(model: nn.Module, plan: Plan) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidParameterError(f"model is a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(plan, Plan):
+        raise InvalidParameterError(f"plan is a Plan as memfit.plan() returns it, got {type(plan).__name__}")
+    if any(is_wrapped(module) for module in model.modules()):
+        raise InvalidParameterError(
+            f"a plan is at work on this {type(model).__name__} (or on a part of it) already; remove() that one first"
+        )
+    modules = dict(model.named_modules())
+    missing = [path for path in plan.regions if path not in modules]
+    if missing:
+        raise InvalidParameterError(
+            f"this plan is for another model: {type(model).__name__} has no module {missing[0]!r}; "
+            "profile this model and plan for it"
+        )
+    if plan.fingerprint != fingerprint_of(model):
+        raise InvalidParameterError(
+            f"this plan is for another model: the modules or parameter shapes of this {type(model).__name__} differ "
+            "from those it was made for; profile this model and plan for it"
+        )

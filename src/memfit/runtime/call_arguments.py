@@ -1,0 +1,50 @@
+"""Reads the tensors out of an op call's arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.runtime.op_rules import OpRule, Treatment
+
+
+def tensors_in(arguments: Any) -> list[Tensor]:
+    """Return the tensors in ``arguments``, which may be nested lists, tuples and dicts, from left to right."""
+    if isinstance(arguments, Tensor):
+        return [arguments]
+    if isinstance(arguments, dict):
+        arguments = arguments.values()
+    elif not isinstance(arguments, (list, tuple)):
+        return []
+    return [tensor for argument in arguments for tensor in tensors_in(argument)]
+
+
+def written_tensors(rule: OpRule, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors that this call writes, by its schema."""
+    by_position = {place: args[place] for place in rule.written if isinstance(place, int) and place < len(args)}
+    return tensors_in([by_position.get(place, kwargs.get(place)) for place in rule.written])
+
+
+def is_repeatable(rule: OpRule, args: Any) -> bool:
+    """Return whether this call gives the same bits when run again on the same inputs (and generator state)."""
+    if rule.treatment is Treatment.OPAQUE:
+        return False
+    return rule.deterministic_on_cuda or not first_tensor(args).is_cuda
+
+
+def first_tensor(args: Any) -> Tensor:
+    """Return the first tensor among ``args``: it tells which device the call runs on."""
+    for argument in args:
+        if isinstance(argument, Tensor):
+            return argument
+        if isinstance(argument, (list, tuple)) and argument and isinstance(argument[0], Tensor):
+            return argument[0]
+    raise AssertionError("an op without a tensor among its arguments is a factory, and factories are not replayed")
+
+
+def covers_its_storage(tensor: Tensor) -> bool:
+    """Return whether every byte of the tensor's storage is an element of the tensor, once."""
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return bool(is_dense) and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()

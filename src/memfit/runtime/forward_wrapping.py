@@ -1,0 +1,63 @@
+"""Puts something around a module's forward, on the instance, and takes it off again without a trace.
+
+The class, the state dict and the hooks of the module stay as they are. A plain ``with`` inside the wrapper sees every
+exception, which forward hooks do not: they miss KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+Forward = Callable[..., Any]
+# Called with the forward it stands around, its positional and its keyword arguments.
+Runner = Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class WrappedForward:
+    """Stands in for ``module.forward``. A copied or pickled module gets its own plain forward instead."""
+
+    def __init__(self, forward: Forward, runner: Runner) -> None:
+        functools.update_wrapper(self, forward)
+        self.__wrapped__ = forward
+        self.runner: Runner | None = runner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.runner is None:
+            return self.__wrapped__(*args, **kwargs)
+        return self.runner(self.__wrapped__, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The bound method is copied with the module it belongs to, so that a copy runs its own weights.
+        return _itself, (self.__wrapped__,)
+
+
+def wrap_forward(module: nn.Module, runner: Runner) -> Callable[[], None]:
+    """Put ``runner`` around the module's forward; return what takes it off again."""
+    before = vars(module).get("forward")
+    wrapped = WrappedForward(module.forward, runner)
+    vars(module)["forward"] = wrapped
+
+    def unwrap() -> None:
+        wrapped.runner = None
+        if vars(module).get("forward") is not wrapped:
+            return  # Somebody wrapped it once more; ours stays inside theirs and does nothing.
+        if before is None:
+            del vars(module)["forward"]
+        else:
+            vars(module)["forward"] = before
+
+    return unwrap
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Return whether something stands around the module's forward now."""
+    forward = vars(module).get("forward")
+    return isinstance(forward, WrappedForward) and forward.runner is not None
+
+
+def _itself(forward: Forward) -> Forward:
+    return forward

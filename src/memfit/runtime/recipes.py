@@ -1,0 +1,118 @@
+"""Recipes: recorded op calls that can be run again. They know how to run, not when."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.runtime.values import DroppedUse, DroppedValue, Geometry, Source, tensor_with
+
+
+class Recipe:
+    """One recorded op call: enough to run it again and fill every output that is still wanted.
+
+    ``args`` and ``kwargs`` are the op's, with a `Source` in place of each tensor; ``sources`` lists those once more,
+    flat. ``number`` counts recipes as they are recorded, which is an order in which they can be run; ``lock`` is the
+    one of their tape.
+    """
+
+    __slots__ = (
+        "args",
+        "generator",
+        "generator_state",
+        "kwargs",
+        "lock",
+        "number",
+        "op",
+        "outputs",
+        "sources",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        lock: threading.RLock,
+        op: Any,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        sources: list[Source],
+    ) -> None:
+        self.number = number
+        self.lock = lock
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.sources = sources
+        self.outputs: list[tuple[int, weakref.ref[DroppedValue]]] = []
+        self.generator: torch.Generator | None = None
+        self.generator_state: Tensor | None = None
+
+    def add_output(self, position: int, geometry: Geometry) -> DroppedValue:
+        """Return a new dropped value for the op's output at ``position``."""
+        value = DroppedValue(self, geometry)
+        self.outputs.append((position, weakref.ref(value)))
+        return value
+
+    def draws_from(self, generator: torch.Generator, state: Tensor) -> None:
+        """Note that the op drew random numbers from ``generator``, which was in ``state``."""
+        self.generator = generator
+        self.generator_state = state
+
+    def run(self, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Run the op on ``args`` and ``kwargs``, which hold tensors again, and fill the outputs."""
+        generator = self.generator
+        if generator is None:
+            result = self.call(args, kwargs)
+        else:
+            state_now = generator.get_state()
+            assert self.generator_state is not None
+            generator.set_state(self.generator_state)
+            try:
+                result = self.call(args, kwargs)
+            finally:
+                generator.set_state(state_now)
+        for position, reference in self.outputs:
+            value = reference()
+            if value is not None and value.tensor is None:
+                value.fill(result[position] if isinstance(result, (tuple, list)) else result)
+
+    def call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call the op and return its result."""
+        return self.op(*args, **kwargs)
+
+
+class InPlaceRecipe(Recipe):
+    """An op that rewrote part or all of a dropped value: run on that value, or on a copy if others read it too."""
+
+    __slots__ = ()
+
+    def call(self, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+        use = self.sources[0]
+        assert isinstance(use, DroppedUse)
+        content = use.value.tensor
+        assert content is not None
+        if use.value.num_uses > 1:
+            size, stride, _, dtype, _, _ = use.value.geometry
+            content = torch.empty_strided(size, stride, dtype=dtype, device=content.device).copy_(content)
+            args[0] = tensor_with(use.geometry, content)
+        self.op(*args, **kwargs)
+        return content
+
+
+class OverwriteRecipe(Recipe):
+    """An op that filled a whole storage whatever it held: run on a new one."""
+
+    __slots__ = ("device", "geometry")
+
+    geometry: Geometry
+    device: torch.device
+
+    def call(self, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+        size, stride, _, dtype, _, _ = self.geometry
+        canvas = torch.empty_strided(size, stride, dtype=dtype, device=self.device)
+        self.op(canvas, *args[1:], **kwargs)
+        return canvas

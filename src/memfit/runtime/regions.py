@@ -1,0 +1,72 @@
+"""Regions: the modules inside which the tape listens, and what it is to drop in each."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from memfit.graph.names import is_within, parse_value_name
+from memfit.graph.plan import Decision, Plan
+
+# Which outputs of one call to drop: all of them, none, or each as told.
+DropPattern = bool | tuple[bool, ...]
+
+
+class Region:
+    """A module inside which the tape listens, and the decisions for the ops that run in it.
+
+    ``patterns`` maps an op's name to what to drop at each of its calls in one forward pass of the model, in the order of
+    the calls, or to True where that is everything. Calls beyond the list are saved: the step took a way that the plan
+    has not seen, which costs memory, not correctness.
+    """
+
+    def __init__(self, path: str, model: nn.Module, patterns: Mapping[str, bool | tuple[DropPattern, ...]]) -> None:
+        self.path = path
+        self.patterns = dict(patterns)
+        self._model = weakref.ref(model)
+
+    def owned_name(self, tensor: Tensor) -> str | None:
+        """Return under which name the model owns ``tensor`` or what it is a view of, or None."""
+        model = self._model()
+        if model is None:
+            return None
+        address = tensor.untyped_storage().data_ptr()
+        for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+            for name, owned in named:
+                if owned.untyped_storage().data_ptr() == address:
+                    return f"the {kind} {name!r}"
+        return None
+
+
+def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
+    """Return the plan's regions with the patterns to drop by."""
+    # Op name -> the calls seen, in order -> the outputs' decisions, for each region.
+    calls: dict[str, dict[str, dict[tuple[str, int], dict[int, bool]]]] = {path: {} for path in plan.regions}
+    for text, decision in plan.decisions.items():
+        name = parse_value_name(text)
+        for path in plan.regions:
+            if is_within(name.module, path):
+                outputs = calls[path].setdefault(name.op, {}).setdefault((name.module, name.call), {})
+                outputs[name.output] = decision is Decision.RECOMPUTE
+    return [
+        Region(
+            path,
+            model,
+            {op: _simplest([_pattern(outputs) for outputs in by_call.values()]) for op, by_call in calls[path].items()},
+        )
+        for path in plan.regions
+    ]
+
+
+def _pattern(outputs: Mapping[int, bool]) -> DropPattern:
+    drops = tuple(outputs.get(position, False) for position in range(max(outputs) + 1))
+    return drops if len(set(drops)) > 1 else drops[0]
+
+
+def _simplest(patterns: list[DropPattern]) -> bool | tuple[DropPattern, ...]:
+    """Return the patterns of all calls, or one for them all where counting the calls can be spared."""
+    if all(pattern is True for pattern in patterns):
+        return True
+    return any(pattern is not False for pattern in patterns) and tuple(patterns)

@@ -1,0 +1,95 @@
+"""Brings dropped values back by running their recipes, wherever they are asked for."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.errors import StaleValueError
+from memfit.runtime.recipes import Recipe
+from memfit.runtime.values import DroppedUse, DroppedValue, HeldTensor, Source, tensor_with
+
+
+def read(source: Source) -> Tensor:
+    """Return the tensor behind ``source``, replaying what it takes."""
+    if type(source) is HeldTensor:
+        if source.is_stale():
+            raise StaleValueError(_stale_message(source))
+        return source.tensor
+    assert type(source) is DroppedUse
+    value = source.value
+    recipe = value.recipe
+    if recipe is not None:
+        # Two threads may run backward through one graph at once.
+        with recipe.lock:
+            if value.tensor is None:
+                _replay(value)
+    assert value.tensor is not None
+    return tensor_with(source.geometry, value.tensor)
+
+
+def _replay(value: DroppedValue) -> None:
+    """Fill ``value``, running each recipe it takes once, in the order in which they were recorded."""
+    pending = _recipes_for(value)
+    with ExitStack() as stack:
+        # A recipe holds a call as it was below autograd and autocast; neither may act on it again.
+        if torch.is_grad_enabled():
+            stack.enter_context(torch.no_grad())
+        for device_type in _autocast_device_types():
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
+        while pending:
+            # Popped before it runs: the list must not keep alive what the recipe lets go of.
+            recipe = pending.pop()
+            recipe.run(
+                [_with_tensors(argument) for argument in recipe.args],
+                {name: _with_tensors(argument) for name, argument in recipe.kwargs.items()},
+            )
+            del recipe
+
+
+def _recipes_for(value: DroppedValue) -> list[Recipe]:
+    """Return the recipes that ``value`` takes, the last to run first."""
+    assert value.recipe is not None
+    needed = {value.recipe.number: value.recipe}
+    stack = [value.recipe]
+    while stack:
+        for source in stack.pop().sources:
+            if type(source) is DroppedUse:
+                recipe = source.value.recipe
+                if recipe is not None and recipe.number not in needed:
+                    needed[recipe.number] = recipe
+                    stack.append(recipe)
+    return [needed[number] for number in sorted(needed, reverse=True)]
+
+
+def _with_tensors(argument: Any) -> Any:
+    """Return ``argument`` with tensors in place of the sources in it."""
+    kind = type(argument)
+    if kind is DroppedUse or kind is HeldTensor:
+        return read(argument)
+    if kind is list or kind is tuple:
+        return [_with_tensors(item) for item in argument]
+    return argument
+
+
+@cache
+def _autocast_device_types() -> tuple[str, ...]:
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
+def _stale_message(held: HeldTensor) -> str:
+    tensor = held.tensor
+    what = held.region.owned_name(tensor) or (
+        f"a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} from outside the planned region"
+    )
+    reader = f"{held.region.path}::{held.op_name}" if held.op_name else f"autograd in {held.region.path or 'the model'}"
+    return (
+        f"{what} was changed between the forward and the backward pass (version {tensor._version}, was {held.version}), "
+        f"but {reader} still needs what it held. Run backward before changing it, or change a clone of it."
+    )

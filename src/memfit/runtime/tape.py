@@ -1,0 +1,291 @@
+"""The tape: listens to one forward pass, and puts recipes in the place of the tensors that the plan drops.
+
+One tape serves one forward pass of the whole model and listens inside its regions only. What it records it attaches to
+the storages it sees (`values.StorageNote`), so that what nobody needs is gone with its storage. When the forward pass
+ends, only what autograd was given is left.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from memfit.runtime.call_arguments import covers_its_storage, first_tensor, is_repeatable, written_tensors
+from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
+from memfit.runtime.recipes import InPlaceRecipe, OverwriteRecipe, Recipe
+from memfit.runtime.regions import DropPattern, Region
+from memfit.runtime.replay import read
+from memfit.runtime.torch_internals import (
+    DispatchMode,
+    PackHook,
+    UnpackHook,
+    detached_alias,
+    detached_alias_below_autograd,
+    outer_saved_tensors_hooks,
+)
+from memfit.runtime.values import (
+    DroppedUse,
+    Geometry,
+    HeldTensor,
+    Source,
+    StorageNote,
+    attach_note,
+    geometry_of,
+    note_on,
+    tensor_with,
+)
+
+_R = TypeVar("_R", bound=Recipe)
+_Draw = tuple[torch.Generator, Tensor]
+
+
+class Tape(DispatchMode):
+    """Records the ops of one forward pass. `listen` goes around each region; `close` ends the pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._token = object()
+        self._lock = threading.RLock()
+        self._notes: list[weakref.ref[StorageNote]] = []
+        self._num_calls: dict[tuple[Region, str], int] = {}
+        self._num_recipes = 0
+        self._region: Region | None = None
+        self._outer_hooks: tuple[PackHook, UnpackHook] | None = None
+
+    @contextmanager
+    def listen(self, region: Region) -> Iterator[None]:
+        """Record what runs inside the block as part of ``region``. Inside another region, that one goes on."""
+        if self._region is not None:
+            yield
+            return
+        self._region = region
+        self._outer_hooks = outer_saved_tensors_hooks()
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack), self:
+                yield
+        finally:
+            self._region = None
+            self._outer_hooks = None
+
+    def close(self) -> None:
+        """Forget how to replay what outlives the forward pass, such as the model's outputs: nobody will ask."""
+        for reference in self._notes:
+            note = reference()
+            if note is not None:
+                note.dropped = None
+        self._notes.clear()
+
+    # What runs: every op of the region, below autograd and autocast.
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rule = rule_for(op)
+        kwargs = kwargs or {}
+        if rule.treatment is Treatment.VIEW:
+            return op(*args, **kwargs)
+        assert self._region is not None
+        drop = self._next_pattern(self._region, rule)
+        # Tensor subclasses have storages of their own making. With gradients off, the call comes from inside an
+        # autograd.Function or compiled code, where raw kernels may rewrite what the dispatcher believes it knows.
+        if drop and (types or not torch.is_grad_enabled() or not is_repeatable(rule, args)):
+            drop = False
+        if rule.written:
+            return self._run_writing_op(op, rule, drop, args, kwargs)
+        if rule.batch_norm_arguments is not None:
+            return self._run_batch_norm(op, rule, drop, args, kwargs)
+        if not drop:
+            return op(*args, **kwargs)
+        return self._run_pure_op(op, rule, drop, args, kwargs, args)
+
+    def _next_pattern(self, region: Region, rule: OpRule) -> DropPattern:
+        """Return which outputs of this call to drop, and count the call."""
+        patterns = region.patterns.get(rule.name, False)
+        if isinstance(patterns, bool):
+            return patterns
+        call = (region, rule.name)
+        num_calls = self._num_calls.get(call, 0)
+        self._num_calls[call] = num_calls + 1
+        return num_calls < len(patterns) and patterns[num_calls]
+
+    def _run_pure_op(self, op: Any, rule: OpRule, drop: DropPattern, args: Any, kwargs: Any, recipe_args: Any) -> Any:
+        draw = _generator_and_state(rule, args, kwargs)
+        result = op(*args, **kwargs)
+        recipe = self._record(Recipe, op, rule, recipe_args, kwargs, draw)
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        for position, output in enumerate(outputs):
+            is_dropped = drop if isinstance(drop, bool) else position < len(drop) and drop[position]
+            if is_dropped and isinstance(output, Tensor) and output.layout is torch.strided:
+                storage = output.untyped_storage()
+                # An op that hands back an argument has made nothing new. Every argument's storage has a note by now.
+                if note_on(storage) is None:
+                    self._note(storage).dropped = recipe.add_output(position, geometry_of(output))
+        return result
+
+    def _run_batch_norm(self, op: Any, rule: OpRule, drop: DropPattern, args: Any, kwargs: Any) -> Any:
+        assert rule.batch_norm_arguments is not None
+        mean, variance, training = rule.batch_norm_arguments
+        recipe_args = args
+        if args[training]:
+            # It updates the running statistics without saying so. Its results do not depend on them, so that the
+            # replay leaves them out: they are counted once.
+            self._before_write([args[mean], args[variance]])
+            recipe_args = [None if position in (mean, variance) else arg for position, arg in enumerate(args)]
+        if not drop:
+            return op(*args, **kwargs)
+        return self._run_pure_op(op, rule, drop, args, kwargs, recipe_args)
+
+    def _run_writing_op(self, op: Any, rule: OpRule, drop: DropPattern, args: Any, kwargs: Any) -> Any:
+        written = written_tensors(rule, args, kwargs)
+        self._before_write(written)
+        recipe: Recipe | None = None
+        geometry: Geometry | None = None
+        if drop and written and written[0].layout is torch.strided:
+            target = written[0]
+            draw = _generator_and_state(rule, args, kwargs)
+            if rule.treatment is Treatment.OVERWRITE and covers_its_storage(target):
+                geometry = geometry_of(target)
+                overwrite = self._record(OverwriteRecipe, op, rule, (None, *args[1:]), kwargs, draw)
+                overwrite.geometry, overwrite.device = geometry, target.device
+                recipe = overwrite
+            elif rule.treatment is Treatment.IN_PLACE:
+                content = self._note(target.untyped_storage()).dropped
+                # A content that is held anyway gains nothing from a recipe: a copy of it would have to be held.
+                if content is not None:
+                    geometry = content.geometry
+                    recipe = self._record(InPlaceRecipe, op, rule, args, kwargs, draw)
+        result = op(*args, **kwargs)
+        for tensor in written:
+            if tensor.layout is torch.strided:
+                self._note(tensor.untyped_storage()).dropped = None
+        if recipe is not None and geometry is not None:
+            self._note(written[0].untyped_storage()).dropped = recipe.add_output(0, geometry)
+        return result
+
+    def _before_write(self, written: list[Tensor]) -> None:
+        """Copy what recipes hold of the storages that are about to be written."""
+        for tensor in written:
+            note = note_on(tensor.untyped_storage()) if tensor is not None and tensor.layout is torch.strided else None
+            held = [held for reference in note.held if (held := reference()) is not None] if note else []
+            if held:
+                copy = _copy_of_storage(tensor)
+                for holder in held:
+                    holder.replace(tensor_with(geometry_of(holder.tensor), copy))
+            if note is not None:
+                note.held = []
+
+    def _record(self, kind: type[_R], op: Any, rule: OpRule, args: Any, kwargs: Any, draw: _Draw | None) -> _R:
+        sources: list[Source] = []
+        recipe = kind(
+            self._new_recipe_number(),
+            self._lock,
+            op,
+            [self._with_sources(arg, rule, sources) for arg in args],
+            {name: self._with_sources(arg, rule, sources) for name, arg in kwargs.items()} if kwargs else kwargs,
+            sources,
+        )
+        if draw is not None:
+            recipe.draws_from(*draw)
+        return recipe
+
+    def _new_recipe_number(self) -> int:
+        self._num_recipes += 1
+        return self._num_recipes
+
+    def _with_sources(self, argument: Any, rule: OpRule, sources: list[Source]) -> Any:
+        """Return ``argument`` with sources in place of the tensors in it, and add those to ``sources``."""
+        if isinstance(argument, Tensor):
+            source = self._source(argument, rule)
+            sources.append(source)
+            return source
+        if type(argument) is list or type(argument) is tuple:
+            return [self._with_sources(item, rule, sources) for item in argument]
+        return argument
+
+    def _source(self, tensor: Tensor, rule: OpRule) -> Source:
+        assert self._region is not None
+        if tensor.layout is not torch.strided:
+            return HeldTensor(tensor, self._region, rule.name)
+        note = self._note(tensor.untyped_storage())
+        if note.dropped is not None:
+            return DroppedUse(note.dropped, geometry_of(tensor))
+        alias = tensor if tensor.is_leaf else detached_alias_below_autograd(tensor)
+        held = HeldTensor(alias, self._region, rule.name)
+        note.held.append(weakref.ref(held))
+        return held
+
+    def _note(self, storage: torch.UntypedStorage) -> StorageNote:
+        """Return this tape's note on ``storage``, writing one if there is none."""
+        note = note_on(storage)
+        if note is None or note.tape_token is not self._token:
+            earlier = note
+            note = StorageNote(self._token)
+            if earlier is not None:
+                # An earlier forward pass whose backward is still to come may hold tensors over this storage.
+                note.held = [reference for reference in earlier.held if reference() is not None]
+            attach_note(storage, note)
+            self._notes.append(weakref.ref(note))
+        return note
+
+    # What autograd saves.
+
+    def _pack(self, tensor: Tensor) -> Any:
+        is_plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
+        if is_plain and tensor.layout is torch.strided:
+            note = note_on(tensor.untyped_storage())
+            if note is not None and note.dropped is not None and note.tape_token is self._token:
+                return DroppedUse(note.dropped, geometry_of(tensor))
+        if self._outer_hooks is not None:
+            pack, unpack = self._outer_hooks
+            return _PackedOutside(pack(tensor), unpack)
+        if not is_plain:
+            return tensor if tensor.is_leaf else tensor.detach()
+        assert self._region is not None
+        # An op's own output refers to its autograd node, and the node is about to refer to what is returned here.
+        return HeldTensor(tensor if tensor.is_leaf else detached_alias(tensor), self._region, None)
+
+    def _unpack(self, packed: Any) -> Tensor:
+        kind = type(packed)
+        if kind is DroppedUse or kind is HeldTensor:
+            return read(packed)
+        if kind is _PackedOutside:
+            return packed.restored()
+        assert isinstance(packed, Tensor)
+        return packed
+
+
+class _PackedOutside(NamedTuple):
+    """A tensor that the plan keeps, handed to the saved-tensor hooks around the tape."""
+
+    payload: Any
+    unpack: UnpackHook
+
+    def restored(self) -> Tensor:
+        return self.unpack(self.payload)
+
+
+def _generator_and_state(rule: OpRule, args: Any, kwargs: Any) -> _Draw | None:
+    """Return the generator that this call draws from and its state before the call, or None where it draws not."""
+    if not is_random(rule, args):
+        return None
+    generator = kwargs.get("generator")
+    if generator is None:
+        device = first_tensor(args).device
+        generator = torch.default_generator if device.type == "cpu" else _device_generator(device)
+    return generator, generator.get_state()
+
+
+def _device_generator(device: torch.device) -> torch.Generator:
+    generators = torch.get_device_module(device).default_generators
+    return generators[device.index]
+
+
+def _copy_of_storage(tensor: Tensor) -> Tensor:
+    """Return a flat copy of all that lies in the tensor's storage."""
+    num_elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    flat = Geometry(torch.Size((num_elements,)), (1,), 0, tensor.dtype, is_conj=False, is_neg=False)
+    return tensor_with(flat, tensor).clone()

@@ -1,0 +1,57 @@
+"""The few names of torch that are not public, each with the releases it was checked on. Nothing else lives here.
+
+Checked on torch 2.11.0 (CUDA) and 2.13.0 (CPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import enable_reentrant_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+PackHook = Callable[[torch.Tensor], Any]
+UnpackHook = Callable[[Any], torch.Tensor]
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode that lets compiled code stay compiled and higher-order operators through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    # Without this, flex attention or `cond` inside the mode raises instead of reaching it.
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        # With False, dynamo runs compiled functions in eager inside the mode, and they stay eager afterwards.
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # With True, every __torch_dispatch__ call is wrapped once more in Python, for about a microsecond each.
+        return False
+
+
+def outer_saved_tensors_hooks() -> tuple[PackHook, UnpackHook] | None:
+    """Return the saved-tensor hooks in force, or None. torch itself only ever calls the innermost pair."""
+    # The argument asks for the hooks even while tracing, which never happens here.
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def detached_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor.detach()``, unseen by any dispatch mode. To be called where autograd is in force."""
+    with torch._C._DisableTorchDispatch():
+        return tensor.detach()
+
+
+def detached_alias_below_autograd(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor.detach()`` from within ``__torch_dispatch__``, sharing the tensor's version counter.
+
+    Below autograd a plain ``detach()`` gets a counter of its own, and a later write would go unnoticed.
+    """
+    with enable_reentrant_dispatch(), torch._C._DisableTorchDispatch():
+        return tensor.detach()

@@ -1,0 +1,149 @@
+"""The values a tape knows: tensors it holds, and values it dropped together with the recipes that bring them back.
+
+Who refers to whom decides when memory is freed, with no help from the garbage collector:
+
+    autograd ──▶ DroppedUse ──▶ DroppedValue ──▶ Recipe ──▶ its sources: DroppedUse, HeldTensor ──▶ …
+    storage  ──▶ StorageNote ──▶ DroppedValue                             (while the forward pass runs)
+
+A dropped value is referred to by whoever still needs it: autograd, and the recipes that have yet to run. A recipe that
+has run is given up, and with it its sources. So a replayed value lives exactly until its last dependent is done with
+it, and no storage is ever referred to by what it refers to.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from memfit.runtime.recipes import Recipe
+    from memfit.runtime.regions import Region
+
+
+class Geometry(NamedTuple):
+    """Where a tensor lies in its storage, and how its bits are to be read."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    is_conj: bool
+    is_neg: bool
+
+
+def geometry_of(tensor: Tensor) -> Geometry:
+    """Return the geometry of ``tensor``."""
+    return Geometry(
+        tensor.shape,
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.dtype,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def tensor_with(geometry: Geometry, base: Tensor) -> Tensor:
+    """Return the tensor of that geometry over the storage of ``base``; ``base`` itself where it is that tensor."""
+    size, stride, offset, dtype, is_conj, is_neg = geometry
+    if base.dtype != dtype:
+        tensor = torch.empty(0, dtype=dtype, device=base.device).set_(base.untyped_storage(), offset, size, stride)
+    elif base.shape == size and base.stride() == stride and base.storage_offset() == offset:
+        tensor = base
+    else:
+        tensor = base.as_strided(size, stride, offset)
+    if is_conj != tensor.is_conj():
+        tensor = tensor.conj()
+    if is_neg != tensor.is_neg():
+        tensor = torch._neg_view(tensor)
+    return tensor
+
+
+class HeldTensor:
+    """A tensor kept for the backward pass, with the version it had: it must not have changed when it is read.
+
+    ``region`` and ``op_name`` say, for an error message, who reads it (None: autograd itself).
+    """
+
+    __slots__ = ("__weakref__", "op_name", "region", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, region: Region, op_name: str | None) -> None:
+        self.tensor = tensor
+        # An inference tensor has no version: autograd refuses to save it and nothing may write it in place.
+        self.version = -1 if tensor.is_inference() else tensor._version
+        self.region = region
+        self.op_name = op_name
+
+    def is_stale(self) -> bool:
+        """Return whether the tensor was written since it was held."""
+        return self.version >= 0 and self.tensor._version != self.version
+
+    def replace(self, copy: Tensor) -> None:
+        """Hold ``copy``, which equals what is held now, because the original is about to be written."""
+        self.tensor = copy
+        self.version = copy._version
+
+
+class DroppedValue:
+    """The content of a storage that was let go: ``recipe`` brings it back, and from then on ``tensor`` is it."""
+
+    __slots__ = ("__weakref__", "geometry", "num_uses", "recipe", "tensor")
+
+    def __init__(self, recipe: Recipe, geometry: Geometry) -> None:
+        self.recipe: Recipe | None = recipe
+        self.tensor: Tensor | None = None
+        self.geometry = geometry
+        self.num_uses = 0
+
+    def fill(self, tensor: Tensor) -> None:
+        """Take the replayed ``tensor`` as this value and give up the recipe."""
+        size, stride, offset, _, _, _ = self.geometry
+        if tensor.stride() != stride or tensor.storage_offset() != offset:
+            # Views of the value were recorded by their place in memory, so the layout must be the recorded one.
+            tensor = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+        self.tensor = tensor
+        self.recipe = None
+
+
+class DroppedUse:
+    """One reader of a dropped value, and the geometry in which it reads it."""
+
+    __slots__ = ("geometry", "value")
+
+    def __init__(self, value: DroppedValue, geometry: Geometry) -> None:
+        self.value = value
+        self.geometry = geometry
+        value.num_uses += 1
+
+
+Source = HeldTensor | DroppedUse
+
+
+class StorageNote:
+    """What a tape knows of one storage, attached to that storage and gone with it.
+
+    ``dropped`` is its present content where that was dropped; ``held`` are the tensors over it that recipes hold, to be
+    copied should the storage be written.
+    """
+
+    __slots__ = ("__weakref__", "dropped", "held", "tape_token")
+
+    def __init__(self, tape_token: object) -> None:
+        self.tape_token = tape_token
+        self.dropped: DroppedValue | None = None
+        self.held: list[weakref.ref[HeldTensor]] = []
+
+
+def note_on(storage: torch.UntypedStorage) -> StorageNote | None:
+    """Return the note attached to ``storage``, whichever tape wrote it."""
+    # A Python attribute of a storage lives exactly as long as the storage itself, so a note can never be read off
+    # another storage that was given the same address later.
+    return getattr(storage, "_memfit_note", None)
+
+
+def attach_note(storage: torch.UntypedStorage, note: StorageNote) -> None:
+    """Attach ``note`` to ``storage``, in place of any older one."""
+    storage._memfit_note = note  # type: ignore[attr-defined]
