@@ -97,9 +97,7 @@ def nudge_backward(model: Watched, hidden: Tensor) -> Tensor:
         (draw, r"step 0, random state: \d+ of \d+ numbers differ"),
     ],
 )
-def test_first_difference_is_named(
-    meddle: Callable[[Watched, Tensor], Tensor], first_difference: str
-) -> None:
+def test_first_difference_is_named(meddle: Callable[[Watched, Tensor], Tensor], first_difference: str) -> None:
     def build() -> Watched:
         torch.manual_seed(0)
         return Watched()

@@ -1,8 +1,8 @@
 """Finds, in one step, the values that do not replay bit for bit.
 
 Kernels that bypass the dispatcher (raw Triton or C++) write where no one is told. So the engine itself is run, with
-every value dropped that it believes it can bring back, but with the originals kept: backward is given the originals, and
-what the replay made is compared with them.
+every value dropped that it believes it can bring back, but with the originals kept: backward is given the originals,
+and what the replay made is compared with them.
 """
 
 from __future__ import annotations

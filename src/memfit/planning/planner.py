@@ -28,8 +28,8 @@ def plan(
     """Return what to do with each value of the profiled step.
 
     ``strategy`` chooses among the model's blocks; every value inside a chosen block is recomputed from what enters the
-    block. Selectors (``MODULE_GLOB::op``) overrule it; a value that both name is saved. What cannot be replayed is saved,
-    whoever asks.
+    block. Selectors (``MODULE_GLOB::op``) overrule it; a value that both name is saved. What cannot be replayed is
+    saved, whoever asks.
     """
     if not isinstance(profile, ModelProfile):
         raise InvalidParameterError(f"profile is a ModelProfile as memfit.profile() returns it, got {profile!r}")

@@ -23,8 +23,7 @@ def tensors_in(arguments: Any) -> list[Tensor]:
 
 def written_tensors(rule: OpRule, args: Any, kwargs: Any) -> list[Tensor]:
     """Return the tensors that this call writes, by its schema."""
-    by_position = {place: args[place] for place in rule.written if isinstance(place, int) and place < len(args)}
-    return tensors_in([by_position.get(place, kwargs.get(place)) for place in rule.written])
+    return tensors_in([kwargs.get(place) if isinstance(place, str) else args[place] for place in rule.written])
 
 
 def is_repeatable(rule: OpRule, args: Any) -> bool:

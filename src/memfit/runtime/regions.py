@@ -17,9 +17,9 @@ DropPattern = bool | tuple[bool, ...]
 class Region:
     """A module inside which the tape listens, and the decisions for the ops that run in it.
 
-    ``patterns`` maps an op's name to what to drop at each of its calls in one forward pass of the model, in the order of
-    the calls, or to True where that is everything. Calls beyond the list are saved: the step took a way that the plan
-    has not seen, which costs memory, not correctness.
+    ``patterns`` maps an op's name to what to drop at each of its calls in one forward pass of the model, in the order
+    of the calls, or to True where that is everything. Calls beyond the list are saved: the step took a way that the
+    plan has not seen, which costs memory, not correctness.
     """
 
     def __init__(self, path: str, model: nn.Module, patterns: Mapping[str, bool | tuple[DropPattern, ...]]) -> None:

@@ -253,7 +253,7 @@ class Tape(DispatchMode):
         if kind is DroppedUse or kind is HeldTensor:
             return read(packed)
         if kind is _PackedOutside:
-            return packed.restored()
+            packed = packed.restored()
         assert isinstance(packed, Tensor)
         return packed
 
@@ -280,8 +280,9 @@ def _generator_and_state(rule: OpRule, args: Any, kwargs: Any) -> _Draw | None:
 
 
 def _device_generator(device: torch.device) -> torch.Generator:
-    generators = torch.get_device_module(device).default_generators
-    return generators[device.index]
+    generator = torch.get_device_module(device).default_generators[device.index]
+    assert isinstance(generator, torch.Generator)
+    return generator
 
 
 def _copy_of_storage(tensor: Tensor) -> Tensor:

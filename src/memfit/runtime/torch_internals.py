@@ -20,7 +20,7 @@ class DispatchMode(TorchDispatchMode):
     """A dispatch mode that lets compiled code stay compiled and higher-order operators through."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     # Without this, flex attention or `cond` inside the mode raises instead of reaching it.
     supports_higher_order_operators = True

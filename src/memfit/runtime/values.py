@@ -39,7 +39,7 @@ def geometry_of(tensor: Tensor) -> Geometry:
     return Geometry(
         tensor.shape,
         tensor.stride(),
-        tensor.storage_offset(),
+        int(tensor.storage_offset()),
         tensor.dtype,
         tensor.is_conj(),
         tensor.is_neg(),
