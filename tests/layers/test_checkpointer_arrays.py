@@ -185,6 +185,21 @@ def test_an_immutable_array_is_held_in_16_bits_and_comes_back_in_its_own_type() 
     assert np.asarray(restored)[0, 2] > 0
 
 
+class HomeboundArray(FrozenArray):
+    """Like CuPy's: it does not go to NumPy unasked."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        raise TypeError("implicit conversion to a NumPy array is not allowed")
+
+
+def test_an_array_that_will_not_go_to_numpy_is_held_at_full_size() -> None:
+    checkpointer = ActivationCheckpointer(CheckpointConfig(use_mixed_precision=True))
+    values = HomeboundArray(np.ones(3))
+    checkpointer.save(0, values)
+    assert checkpointer.get(0) is values
+    assert checkpointer.memory_stored_bytes == 24
+
+
 @pytest.mark.parametrize("use_mixed_precision", [False, True])
 def test_a_size_in_bytes_is_all_that_is_needed(use_mixed_precision: bool) -> None:
     checkpointer = ActivationCheckpointer(CheckpointConfig(2, 8, use_mixed_precision))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -261,3 +262,27 @@ def test_backward_needs_a_forward_over_the_same_layers() -> None:
             checkpointer.backward(np.ones(3), other, chain.forward, chain.vjp)
     assert chain.reversed_layers == []
     assert checkpointer.num_checkpoints == 1
+
+
+@pytest.mark.parametrize(("use_mixed_precision", "bytes_a_slot"), [(False, 8 << 15), (True, 2 << 15)])
+@pytest.mark.parametrize("num_slots", [0, 5, 10])
+def test_the_memory_in_use_is_the_slots_the_input_and_a_few_working_arrays(
+    num_slots: int, use_mixed_precision: bool, bytes_a_slot: int
+) -> None:
+    input, grad_output = np.ones(1 << 15), np.ones(1 << 15)
+    layers = range(50)
+    checkpointer = ActivationCheckpointer(CheckpointConfig(1, num_slots, use_mixed_precision))
+    tracemalloc.start()
+    try:
+        checkpointer.checkpointed_forward(input, layers, lambda x, layer: np.sin(x))
+        between = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        checkpointer.backward(grad_output, layers, lambda x, layer: np.sin(x), lambda x, layer, g: g * np.cos(x))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Python's own objects take a few KiB.
+    kept = num_slots * bytes_a_slot + input.nbytes
+    assert kept == pytest.approx(between, abs=32 << 10)
+    # The activation, the next one or its cosine, two gradients; in 16 bits, also the numbers on their way in and out.
+    assert peak <= kept + (6 if use_mixed_precision else 4) * input.nbytes + (32 << 10)

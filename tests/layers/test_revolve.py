@@ -37,9 +37,7 @@ from memfit.layers.sweep import (
 )
 
 
-def judge(
-    actions: Iterable[Action], num_layers: int, num_slots: int, stored: Iterable[int] = ()
-) -> Counter[int]:
+def judge(actions: Iterable[Action], num_layers: int, num_slots: int, stored: Iterable[int] = ()) -> Counter[int]:
     """Carry a sweep out on states alone. Return how often each layer ran forward; any unlawful step fails."""
     slots = set(stored)
     working: int | None = None
@@ -130,9 +128,7 @@ def recurrence(num_steps: int, num_snapshots: int) -> int:
         (7, 6, 1, 7 - 1),
     ],
 )
-def test_counts_are_the_published_ones(
-    num_steps: int, num_snapshots: int, times: int, published: int
-) -> None:
+def test_counts_are_the_published_ones(num_steps: int, num_snapshots: int, times: int, published: int) -> None:
     assert repetitions(num_steps, num_snapshots) == times
     assert advances(num_steps, num_snapshots) == published
 
@@ -153,9 +149,7 @@ def test_the_formula_equals_the_recurrence(num_steps: int, num_snapshots: int) -
 
 
 @given(st.integers(2, 60), st.integers(2, 12))
-def test_the_stride_is_an_optimal_one_and_no_optimal_one_is_nearer_to_even(
-    num_steps: int, num_snapshots: int
-) -> None:
+def test_the_stride_is_an_optimal_one_and_no_optimal_one_is_nearer_to_even(num_steps: int, num_snapshots: int) -> None:
     optimal = [
         stride
         for stride in range(1, num_steps)
@@ -210,9 +204,7 @@ def test_actions_have_readable_reprs() -> None:
 
 
 @given(st.integers(1, 300), st.data())
-def test_binomial_states_use_every_slot_and_bound_the_longest_replay(
-    num_layers: int, data: st.DataObject
-) -> None:
+def test_binomial_states_use_every_slot_and_bound_the_longest_replay(num_layers: int, data: st.DataObject) -> None:
     num_slots = data.draw(st.integers(0, num_layers - 1))
     states = binomial_states(num_layers, num_slots)
     assert len(states) == num_slots
@@ -236,8 +228,7 @@ def kept_only(num_layers: int, num_slots: int, kept: tuple[int, ...]) -> int:
     """The calls of a backward sweep that keeps exactly these states: Revolve on each segment, from the top."""
     bounds = (0, *kept, num_layers)
     return sum(
-        advances(above - below, num_slots - rank + 1)
-        for rank, (below, above) in enumerate(itertools.pairwise(bounds))
+        advances(above - below, num_slots - rank + 1) for rank, (below, above) in enumerate(itertools.pairwise(bounds))
     )
 
 
@@ -255,9 +246,7 @@ def test_settling_at_the_start_what_to_keep_costs_at_most_two_calls_on_small_cha
     excess: Counter[int] = Counter()
     for num_layers, num_slots in itertools.product(range(1, 8), range(4)):
         for stored in subsets(range(1, num_layers), num_slots):
-            calls = judge(
-                backward_sweep(num_layers, num_slots, stored), num_layers, num_slots, stored
-            ).total()
+            calls = judge(backward_sweep(num_layers, num_slots, stored), num_layers, num_slots, stored).total()
             excess[calls - fewest_backward_calls(num_layers, num_slots, frozenset(stored))] += 1
     assert excess == {0: 191, 1: 4, 2: 1}
 

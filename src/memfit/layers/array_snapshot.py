@@ -48,7 +48,7 @@ def num_bytes_of(array: Any, what: str) -> int:
     """The array's ``nbytes``; ``what`` names the array in the error that anything without them gets."""
     try:
         num_bytes = operator.index(array.nbytes)
-    except (AttributeError, TypeError):
+    except Exception:
         num_bytes = -1
     if num_bytes < 0:
         raise InvalidParameterError(

@@ -1,5 +1,4 @@
-"""Activations held in 16 bits a number: float32's range at bfloat16's precision. Nothing becomes infinite,
-nothing vanishes.
+"""Activations held in 16 bits a number, with float32's range: nothing becomes infinite, nothing vanishes.
 
 A real number x comes back as y with
 
@@ -12,10 +11,13 @@ The 16 bits are the upper half of a float32, rounded to nearest, ties to even. T
 back: a finite number that would become infinite becomes the largest finite one, and a number that would
 become zero becomes the smallest one.
 
+NumPy's arrays and PyTorch's tensors are held by their own libraries. Other arrays, JAX's among them, go
+through NumPy if they have the array API's ``__array_namespace__`` and NumPy's ``__array__``; what is held is
+then in NumPy's memory, on the host.
+
 Held as they are, at full size: integers, booleans, floats of 16 bits and fewer; an array with a finite
-number beyond float32's range, which only wider types have; subclasses of NumPy's array; and arrays of a
-library that offers neither PyTorch's methods nor the array API's ``__array_namespace__`` with NumPy's
-``__array__``. The last kind, JAX among them, is held in NumPy's memory.
+number beyond float32's range, which only wider types have; subclasses of NumPy's array; and arrays of any
+other library.
 """
 
 from __future__ import annotations
@@ -93,7 +95,11 @@ def _hold_numpy(array: Any) -> HalfArray | None:
 
 def _hold_through_numpy(array: Any) -> HalfArray | None:
     namespace = array.__array_namespace__()
-    whole = np.asarray(array)
+    try:
+        whole = np.asarray(array)
+    except TypeError:
+        # CuPy's way of refusing to move an array to the host unasked.
+        return None
     return _hold_numpy_parts(whole, namespace.asarray) if _is_wide_numpy(whole.dtype) else None
 
 
