@@ -7,7 +7,9 @@ weight and cost, grows outwards from the break, one item at a time, and a state 
 at least its weight at no more cost, or where the linear relaxation shows that it cannot beat the best solution known.
 
 Deviations: states are NumPy arrays and not a linked list; a limit on the work turns the search into a beam search
-whose lost states still give a proven bound.
+whose lost states still give a proven bound. Instances made to be hard (costs equal to sizes, or to sizes plus a
+constant, with nine random digits) reach the limit already with 200 items; measured lists of layers, whose costs
+vary or whose kinds repeat, are solved in milliseconds.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ Numbers = npt.NDArray[Any]
 # their size on the safe side never discards a state that an exact bound would keep.
 _FLOAT_SLACK = 2.0**-46
 _WIDEST_LIST_OF_STATES = 2**17
+# What an item costs however few the states: a dozen NumPy calls take as long as this many numbers.
+_WORK_PER_ITEM = 1000
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class _Search:
                 item, next_left = int(left[next_left]), next_left + 1
             if bounds[item] > self._threshold():
                 continue  # A better cover has been found since: this item stays on its side.
-            work += 2 * len(self.state_weights)
+            work += _WORK_PER_ITEM + 2 * len(self.state_weights)
             self._branch_on(item, adds=takes_right)
             self._note_best()
             self._prune(

@@ -87,9 +87,7 @@ def build_checkpoint_plan(profiles: Iterable[LayerMemoryProfile], strategy: Laye
             f"strategy must be a strategy object such as Full() or EveryNthLayer(2); got {shown(strategy)}"
         )
     choice = strategy.choose(layers)
-    is_dropped = bytearray(len(layers))
-    for position in choice.dropped_positions:
-        is_dropped[position] = 1
+    is_dropped = _marks(choice.dropped_positions, len(layers), strategy)
     is_saved = is_dropped.translate(bytes([1, 0]) + bytes(254))
     layer_indices = [layer.layer_idx for layer in layers]
     sizes_bytes = [layer.activation_size_bytes for layer in layers]
@@ -133,6 +131,22 @@ def activation_stats(profiles: Iterable[LayerMemoryProfile], plan: CheckpointPla
     )
 
 
+def _marks(positions: Iterable[int], num_layers: int, strategy: LayerStrategy) -> bytearray:
+    """Return a 1 for each position that is dropped. Strategies may be users' own, so positions are checked."""
+    marks = bytearray(num_layers)
+    try:
+        for position in positions:
+            if position < 0:
+                raise IndexError
+            marks[position] = 1
+    except (TypeError, IndexError):
+        raise InvalidParameterError(
+            f"{type(strategy).__name__} chose {shown(positions)}; "
+            f"it must choose positions in the list of layers, from 0 to {num_layers - 1}"
+        ) from None
+    return marks
+
+
 def _split(
     profiles: Iterable[LayerMemoryProfile], plan: CheckpointPlan
 ) -> tuple[list[LayerMemoryProfile], list[LayerMemoryProfile]]:
@@ -143,17 +157,24 @@ def _split(
             f"plan must be a CheckpointPlan, as build_checkpoint_plan returns; got {shown(plan)}"
         )
     layer_of = {layer.layer_idx: layer for layer in layers}
-    named = [*plan.checkpointed_layers, *plan.saved_layers]
+    try:
+        named = [*plan.checkpointed_layers, *plan.saved_layers]
+        distinct = set(named)
+    except TypeError:
+        raise InvalidParameterError(
+            "the plan's checkpointed_layers and saved_layers must be tuples of layer_idx; "
+            f"got {shown(plan.checkpointed_layers)} and {shown(plan.saved_layers)}"
+        ) from None
     for layer_idx in named:
         if layer_idx not in layer_of:
             _refuse_unknown_layer(layer_idx, layers)
-    if len(set(named)) < len(named):
+    if len(distinct) < len(named):
         repeated = next(layer_idx for layer_idx in named if named.count(layer_idx) > 1)
         raise InvalidParameterError(
             f"the plan names layer {repeated} more than once; a layer is either dropped or saved"
         )
     if len(named) < len(layers):
-        missing = next(iter(layer_of.keys() - set(named)))
+        missing = next(layer_idx for layer_idx in layer_of if layer_idx not in distinct)
         raise InvalidParameterError(
             f"the plan says nothing about layer {missing}; it names {len(named)} layers and the profiles "
             f"have {len(layers)}; build the plan from these profiles"
@@ -164,12 +185,12 @@ def _split(
 def _refuse_unknown_layer(layer_idx: object, layers: Sequence[LayerMemoryProfile]) -> None:
     if not layers:
         raise EmptyProfilesError(
-            f"the plan names layer {shown(layer_idx)}, but the list of profiles is empty; "
+            f"the plan names layer {layer_idx!r}, but the list of profiles is empty; "
             "give the profiles that the plan was built from"
         )
     indices = [layer.layer_idx for layer in layers]
     raise LayerIndexError(
-        f"the plan names layer {shown(layer_idx)}, which is not among the {len(layers)} profiles (layer_idx "
+        f"the plan names layer {layer_idx!r}, which is not among the {len(layers)} profiles (layer_idx "
         f"from {min(indices)} to {max(indices)}); give the profiles that the plan was built from"
     )
 

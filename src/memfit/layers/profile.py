@@ -56,11 +56,15 @@ class LayerMemoryProfile:
 
 def checked_profiles(profiles: Iterable[LayerMemoryProfile]) -> list[LayerMemoryProfile]:
     """Return ``profiles`` as a list whose entries are profiles with distinct ``layer_idx``."""
-    if isinstance(profiles, (str, bytes)) or not isinstance(profiles, Iterable):
+    try:
+        if isinstance(profiles, (str, bytes)):
+            raise TypeError
+        entries = iter(profiles)
+    except TypeError:
         raise InvalidParameterError(
             f"profiles must be a list of LayerMemoryProfile, one per layer; got {shown(profiles)}"
-        )
-    checked = list(profiles)
+        ) from None
+    checked = list(entries)
     for position, profile in enumerate(checked):
         if not isinstance(profile, LayerMemoryProfile):
             raise InvalidParameterError(f"profiles[{position}] must be a LayerMemoryProfile; got {shown(profile)}")
