@@ -120,15 +120,10 @@ class OtherHooks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Body(dropout=0.1) for _ in range(3))
-        self.num_packed = 0
-
-    def pack(self, tensor: Tensor) -> tuple[Tensor, str]:
-        self.num_packed += 1
-        return tensor.clone(), "packed"
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks[0](x)
-        with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda packed: packed[0]):
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: (tensor.clone(),), lambda packed: packed[0]):
             x = self.blocks[1](x)
         with torch.autograd.graph.save_on_cpu():
             return self.blocks[2](x)
@@ -182,7 +177,7 @@ def force_field() -> Step:
 
 EXAMPLES = (
     Example("checkpoint-inside", alone(partial(CheckpointsInside, False)), has_blocks=True),
-    Example("checkpoint-inside-reentrant", alone(partial(CheckpointsInside, True)), has_blocks=True),
+    Example("checkpoint-inside-reentrant", alone(partial(CheckpointsInside, True))),
     Example("compiled-block", alone(CompiledBlocks), has_blocks=True),
     Example("force-field", force_field),
     Example("functional-transforms", alone(FunctionalTransforms)),

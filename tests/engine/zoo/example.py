@@ -21,7 +21,8 @@ class Example:
     """One model of the zoo.
 
     ``make`` returns a model, a batch for it and a loss, or None where memfit's default loss applies.
-    ``has_blocks`` says whether the model has repeated blocks, so that layer strategies choose among them.
+    ``has_blocks`` says whether the model has repeated blocks with several ops inside, so that a layer strategy
+    has something to drop.
     ``context`` is entered around forward and loss, for autocast.
     """
 

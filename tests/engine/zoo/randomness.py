@@ -110,6 +110,12 @@ def chain(kind: Callable[[], nn.Module]) -> Callable[[], Step]:
     return lambda: (nn.Sequential(*(kind() for _ in range(3))), torch.randn(5, WIDTH), mean_of_squares)
 
 
+def stochastic_depth() -> Step:
+    """Return three blocks that may be skipped, after a layer that never is."""
+    blocks = (StochasticDepth() for _ in range(3))
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), *blocks), torch.randn(5, WIDTH), mean_of_squares
+
+
 EXAMPLES = (
     Example("rrelu", blocks_of(nn.RReLU), has_blocks=True),
     Example("rrelu-last-in-block", rrelu_last_in_block, has_blocks=True),
@@ -117,7 +123,7 @@ EXAMPLES = (
     Example("alpha-dropout", blocks_of(lambda: nn.AlphaDropout(0.3)), has_blocks=True),
     Example("feature-alpha-dropout", blocks_of(lambda: nn.FeatureAlphaDropout(0.3)), has_blocks=True),
     Example("channel-dropout", channel_dropout),
-    Example("stochastic-depth", chain(StochasticDepth), has_blocks=True),
+    Example("stochastic-depth", stochastic_depth, has_blocks=True),
     Example("noise-and-shuffles", chain(Noise), has_blocks=True),
     Example("reparametrised-sampling", chain(Reparametrised), has_blocks=True),
     Example("own-generator", chain(OwnGenerator), has_blocks=True),

@@ -146,7 +146,7 @@ def frozen_middle() -> Step:
 
 
 EXAMPLES = (
-    Example("tied-autoencoder", tied_autoencoder, has_blocks=True),
+    Example("tied-autoencoder", tied_autoencoder),
     Example("one-block-many-times", one_block_many_times),
     Example("called-twice", twins, has_blocks=True),
     Example("calls-itself", calls_itself, has_blocks=True),

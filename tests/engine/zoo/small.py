@@ -29,13 +29,6 @@ class NothingSaved(nn.Module):
         return (x + self.shift).sum(0).roll(1) - 3
 
 
-class ReturnsItsInput(nn.Module):
-    """No op at all."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 class Smooth(nn.Module):
     """Smooth everywhere, so that it can be differentiated as often as one likes."""
 
@@ -71,8 +64,7 @@ def squares_in_loss() -> Step:
 EXAMPLES = (
     Example("one-op", on_random_matrix(OneOp)),
     Example("nothing-saved", on_random_matrix(NothingSaved)),
-    Example("returns-its-input", on_random_matrix(ReturnsItsInput)),
     Example("smooth-fp64", smooth, has_blocks=True),
-    Example("twenty-layers", on_random_matrix(twenty_layers), has_blocks=True),
+    Example("twenty-layers", on_random_matrix(twenty_layers)),
     Example("squares-in-loss", squares_in_loss),
 )

@@ -1,0 +1,83 @@
+"""The plans that the zoo's models are run with, from whole layers to single ops. Profiles are made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from tests.engine.zoo import Example
+from torch import nn
+
+import memfit
+
+# Ops that cost little beside a matrix product: the first ones that a planner would recompute.
+CHEAP_OPS = (
+    "aten.add",
+    "aten.cos",
+    "aten.div",
+    "aten.exp",
+    "aten.gelu",
+    "aten.leaky_relu",
+    "aten.masked_fill",
+    "aten.mul",
+    "aten.native_batch_norm",
+    "aten.native_group_norm",
+    "aten.native_layer_norm",
+    "aten.relu",
+    "aten.sigmoid",
+    "aten.silu",
+    "aten.sin",
+    "aten._softmax",
+    "aten.tanh",
+    "aten._to_copy",
+    "aten.where",
+)
+
+
+@cache
+def profile_of(example: Example) -> memfit.ModelProfile:
+    """Return the profile of one training step of ``example``."""
+    model, batch, loss = example.build()
+    with example.context():
+        return memfit.profile(model, batch, loss=loss)
+
+
+def every_layer(example: Example) -> memfit.Plan:
+    """Recompute every block from its inputs."""
+    return memfit.plan(profile_of(example), strategy=memfit.Full())
+
+
+def every_second_layer(example: Example) -> memfit.Plan:
+    """Recompute the first block, the third, and so on."""
+    return memfit.plan(profile_of(example), strategy=memfit.EveryNthLayer(2))
+
+
+def every_value(example: Example) -> memfit.Plan:
+    """Recompute everything that can be replayed, down to the model's inputs and weights."""
+    return memfit.plan(profile_of(example), strategy=memfit.NoCheckpointing(), force_recompute=["*"])
+
+
+def cheap_ops(example: Example) -> memfit.Plan:
+    """Recompute the cheap ops that the model has, from whatever else is saved."""
+    ops = {name.rpartition("::")[2].partition("#")[0] for name in every_value(example).decisions}
+    selectors = [f"*::{op}" for op in CHEAP_OPS if op in ops]
+    return memfit.plan(profile_of(example), strategy=memfit.NoCheckpointing(), force_recompute=selectors)
+
+
+def applied(model: nn.Module, plan: memfit.Plan) -> memfit.Applied:
+    """Apply ``plan``; one that drops nothing must say so."""
+    if "recompute" in plan.decisions.values():
+        return memfit.apply(model, plan)
+    with pytest.warns(UserWarning, match="nothing will change"):
+        return memfit.apply(model, plan)
+
+
+PlanFor = Callable[[Example], memfit.Plan]
+LAYER_PLANS: tuple[PlanFor, ...] = (every_layer, every_second_layer)
+VALUE_PLANS: tuple[PlanFor, ...] = (every_value, cheap_ops)
+
+
+def plans_for(example: Example) -> tuple[PlanFor, ...]:
+    """Return the plans that change something: layers can be chosen only where blocks repeat."""
+    return LAYER_PLANS + VALUE_PLANS if example.has_blocks else VALUE_PLANS
