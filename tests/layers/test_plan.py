@@ -83,7 +83,7 @@ def test_all_saved_needs_every_byte_and_all_dropped_the_largest_layer(layers: li
 @pytest.mark.parametrize("estimate", ESTIMATES)
 def test_a_plan_for_layers_that_are_not_there_is_an_index_error_that_names_one(estimate: object) -> None:
     plan = build_checkpoint_plan([layer(0), layer(7)], Full())
-    with pytest.raises(LayerIndexError, match=r"names layer 7, .* layer_idx from 0 to 1"):
+    with pytest.raises(LayerIndexError, match=r"names layer 7, .*layer_idx from 0 to 1"):
         estimate([layer(0), layer(1)], plan)  # type: ignore[operator]
 
 

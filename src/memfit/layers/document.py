@@ -1,0 +1,125 @@
+"""JSON documents with a format and a version: read with the place of each mistake, written whole or not at all.
+
+What a document means is up to the module of its format; see ``files`` for lists of layers and plans over them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+from memfit.errors import PlanFileError
+from memfit.layers.validation import shown
+
+LARGEST_DOCUMENT_BYTES = 2**28
+"""Files past this size are refused unread: a list of a million layers stays below it."""
+
+
+def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the JSON object in the file at ``path``, which must carry a ``format`` and a ``version``."""
+    text = _read_text(path)
+    try:
+        document = json.loads(text, object_pairs_hook=_distinct_keys, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        cut_off = " (the file ends here: it may be cut off)" if error.pos >= len(text.rstrip()) else ""
+        raise PlanFileError(
+            f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}{cut_off}"
+        ) from None
+    except RecursionError:
+        raise PlanFileError(f"{path}: brackets are nested too deep for a file of memfit") from None
+    except ValueError as error:
+        raise PlanFileError(f"{path}: {error}") from None
+    if not isinstance(document, dict):
+        raise PlanFileError(f"{path}: must hold a JSON object with a format and a version; got {shown(document)}")
+    return document
+
+
+def check_kind(document: dict[str, Any], path: str | os.PathLike[str], *, expected: str, version: int) -> None:
+    """Raise unless ``document`` is of the ``expected`` format, in a version from 1 to ``version``."""
+    kind = document.get("format")
+    if kind != expected:
+        raise PlanFileError(f'{path}: "format" must be "{expected}"; got {shown(kind)}')
+    found = document.get("version")
+    if type(found) is not int or found < 1:
+        raise PlanFileError(f'{path}: "version" must be a whole number from 1 to {version}; got {shown(found)}')
+    if found > version:
+        raise PlanFileError(
+            f"{path}: version {found} of {expected} is newer than this memfit, which reads up to version {version}; "
+            "upgrade memfit or save the file with an older one"
+        )
+
+
+def check_fields(
+    entry: object, place: str, *, required: frozenset[str], optional: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Return ``entry`` if it is an object with all the ``required`` fields and none that is unknown."""
+    if not isinstance(entry, dict):
+        raise PlanFileError(f"{place}: must be an object with {_listed(required)}; got {shown(entry)}")
+    if missing := required - entry.keys():
+        raise PlanFileError(f"{place}: {_listed(missing)} is missing")
+    if unknown := entry.keys() - required - optional:
+        raise PlanFileError(f"{place}: {_listed(unknown)} is unknown; allowed are {_listed(required | optional)}")
+    return entry
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write ``text`` to ``path`` in one go: whoever reads it sees the old file or the new one, never a part."""
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with open(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            Path(temporary).chmod(0o666 & ~_current_umask())
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:
+        raise PlanFileError(f"{path}: cannot be written: {_reason(error)}") from None
+
+
+def _read_text(path: str | os.PathLike[str]) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST_DOCUMENT_BYTES + 1)
+    except (OSError, ValueError, TypeError) as error:
+        raise PlanFileError(f"{path}: cannot be read: {_reason(error)}") from None
+    if len(content) > LARGEST_DOCUMENT_BYTES:
+        raise PlanFileError(f"{path}: larger than {LARGEST_DOCUMENT_BYTES} bytes, the most memfit reads from a file")
+    try:
+        # Some editors put a byte-order mark in front; it does no harm.
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise PlanFileError(f"{path}: line {line}: byte {error.start} is not UTF-8 text") from None
+
+
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entry = dict(pairs)
+    if len(entry) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the field {shown(repeated)} is given twice in one object")
+    return entry
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number that JSON allows; numbers here are whole and finite")
+
+
+def _current_umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def _listed(names: frozenset[str] | set[str]) -> str:
+    return ", ".join(f'"{name[:60]}"' for name in sorted(names)[:10])
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
