@@ -173,16 +173,38 @@ def test_a_chain_of_immutable_arrays_runs_recomputes_and_sweeps() -> None:
     assert np.asarray(gradient) == pytest.approx([1.1**9] * 2, rel=1e-6)  # float32, nine roundings
 
 
-def test_an_immutable_array_is_held_in_16_bits_and_comes_back_in_its_own_type() -> None:
+class NamelessArray:
+    """An immutable array without a namespace: its type, called with NumPy's numbers, is the way back."""
+
+    def __init__(self, numbers: Any) -> None:
+        self._numbers = np.array(numbers)
+
+    nbytes = property(lambda self: self._numbers.nbytes)
+    dtype = property(lambda self: self._numbers.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self._numbers, dtype=dtype, copy=copy)
+
+
+@pytest.mark.parametrize("kind", [FrozenArray, NamelessArray])
+def test_an_array_that_speaks_numpy_is_held_in_16_bits_and_comes_back_in_its_own_type(kind: Any) -> None:
     checkpointer = ActivationCheckpointer(CheckpointConfig(use_mixed_precision=True))
-    values = FrozenArray(np.float32([[1.1, -3e38, 1e-40]]))
+    values = kind(np.float32([[1.1, -3e38, 1e-40]]))
     checkpointer.save(0, values)
     assert checkpointer.memory_stored_bytes == values.nbytes // 2
     restored = checkpointer.get(0)
-    assert type(restored) is FrozenArray
+    assert type(restored) is kind
     assert restored.dtype == np.float32
     assert np.asarray(restored)[0, :2] == pytest.approx([1.1, -3e38], rel=2**-8)
     assert np.asarray(restored)[0, 2] > 0
+
+
+class OneWayArray(NamelessArray):
+    """It goes to NumPy, but its type does not take NumPy's numbers back."""
+
+    def __init__(self, numbers: Any, *, device: str) -> None:
+        super().__init__(numbers)
+        self.device = device
 
 
 class HomeboundArray(FrozenArray):
@@ -192,9 +214,9 @@ class HomeboundArray(FrozenArray):
         raise TypeError("implicit conversion to a NumPy array is not allowed")
 
 
-def test_an_array_that_will_not_go_to_numpy_is_held_at_full_size() -> None:
+@pytest.mark.parametrize("values", [HomeboundArray(np.ones(3)), OneWayArray(np.ones(3), device="far")])
+def test_an_array_without_a_way_to_numpy_and_back_is_held_at_full_size(values: Any) -> None:
     checkpointer = ActivationCheckpointer(CheckpointConfig(use_mixed_precision=True))
-    values = HomeboundArray(np.ones(3))
     checkpointer.save(0, values)
     assert checkpointer.get(0) is values
     assert checkpointer.memory_stored_bytes == 24

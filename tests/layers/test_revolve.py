@@ -114,7 +114,7 @@ def recurrence(num_steps: int, num_snapshots: int) -> int:
     )
 
 
-# r * l - beta(s + 1, r - 1), worked out by hand from the paper's proposition 1.
+# r * l - beta(s + 1, r - 1), the published formula, with r and the binomial coefficient written out.
 @pytest.mark.parametrize(
     ("num_steps", "num_snapshots", "times", "published"),
     [
@@ -212,6 +212,11 @@ def test_binomial_states_use_every_slot_and_bound_the_longest_replay(num_layers:
     bounds = (0, *states, num_layers + 1)
     longest_replay = max(above - below - 1 for below, above in itertools.pairwise(bounds))
     assert longest_replay <= max(comb(num_slots + times, num_slots + 1) - 1, times)
+
+
+def test_binomial_states_leave_out_the_chains_output_which_no_layer_reads() -> None:
+    assert binomial_states(3, 9) == (1, 2)
+    assert binomial_states(1, 1) == ()
 
 
 @given(st.integers(1, 300), st.data())

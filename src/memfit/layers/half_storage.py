@@ -12,8 +12,8 @@ back: a finite number that would become infinite becomes the largest finite one,
 become zero becomes the smallest one.
 
 NumPy's arrays and PyTorch's tensors are held by their own libraries. Other arrays, JAX's among them, go
-through NumPy if they have the array API's ``__array_namespace__`` and NumPy's ``__array__``; what is held is
-then in NumPy's memory, on the host.
+through NumPy's ``__array__`` where there is a way back: ``asarray`` of their ``__array_namespace__`` or, without
+one, their type. What is held is then in NumPy's memory, on the host.
 
 Held as they are, at full size: integers, booleans, floats of 16 bits and fewer; an array with a finite
 number beyond float32's range, which only wider types have; subclasses of NumPy's array; and arrays of any
@@ -58,7 +58,7 @@ def hold_in_half(array: Any) -> HeldArray:
         held = _hold_numpy(array) if isinstance(array, np.generic) or type(array) is np.ndarray else None
     elif all(hasattr(array, name) for name in ("bfloat16", "is_floating_point", "is_complex", "element_size")):
         held = _hold_torch_like(array)
-    elif hasattr(array, "__array_namespace__") and hasattr(array, "__array__"):
+    elif hasattr(array, "__array__"):
         held = _hold_through_numpy(array)
     return Snapshot(array) if held is None else held
 
@@ -94,13 +94,16 @@ def _hold_numpy(array: Any) -> HalfArray | None:
 
 
 def _hold_through_numpy(array: Any) -> HalfArray | None:
-    namespace = array.__array_namespace__()
+    way_back = array.__array_namespace__().asarray if hasattr(array, "__array_namespace__") else type(array)
     try:
         whole = np.asarray(array)
-    except TypeError:
-        # CuPy's way of refusing to move an array to the host unasked.
+        # The way back is tried out before the array is let go of. CuPy, for one, refuses the way there already.
+        returned = way_back(whole)
+    except Exception:
         return None
-    return _hold_numpy_parts(whole, namespace.asarray) if _is_wide_numpy(whole.dtype) else None
+    if type(returned) is not type(array) or not _is_wide_numpy(whole.dtype):
+        return None
+    return _hold_numpy_parts(whole, way_back)
 
 
 def _hold_numpy_parts(whole: npt.NDArray[Any], finish: Callable[[Any], Any]) -> HalfArray | None:

@@ -38,16 +38,23 @@ def forward_calls(num_layers: int, num_slots: int) -> int:
     return advances(num_layers + 1, num_slots + 1)
 
 
+@lru_cache(maxsize=1 << 16)
 def advances(num_steps: int, num_snapshots: int) -> int:
     """The paper's t(l, s): the fewest advances that reverse so many steps with so many snapshots."""
-    _require_at_least(1, num_steps=num_steps, num_snapshots=num_snapshots)
-    return _advances(num_steps, num_snapshots)
+    times = repetitions(num_steps, num_snapshots)
+    return times * num_steps - _beta(num_snapshots + 1, times - 1)
 
 
 def repetitions(num_steps: int, num_snapshots: int) -> int:
     """The paper's r: no step of an optimal sweep is run forward more often than this."""
     _require_at_least(1, num_steps=num_steps, num_snapshots=num_snapshots)
-    return _repetitions(num_steps, num_snapshots)
+    if num_snapshots == 1:
+        return num_steps - 1
+    times, reach = 0, 1
+    while reach < num_steps:
+        times += 1
+        reach = reach * (num_snapshots + times) // times
+    return times
 
 
 def binomial_states(num_layers: int, num_slots: int) -> tuple[int, ...]:
@@ -87,27 +94,11 @@ def optimal_stride(num_steps: int, num_snapshots: int) -> int:
     returned. ``num_snapshots`` counts the state at hand, so it is at least 2, as is ``num_steps``.
     """
     _require_at_least(2, num_steps=num_steps, num_snapshots=num_snapshots)
-    times = _repetitions(num_steps, num_snapshots)
+    times = repetitions(num_steps, num_snapshots)
     shortest = max(_beta(num_snapshots, times - 2), num_steps - _beta(num_snapshots - 1, times), 1)
     longest = min(_beta(num_snapshots, times - 1), num_steps - _beta(num_snapshots - 1, times - 1))
     even = -(-num_steps // num_snapshots)
     return min(max(even, shortest), longest)
-
-
-@lru_cache(maxsize=1 << 16)
-def _advances(num_steps: int, num_snapshots: int) -> int:
-    times = _repetitions(num_steps, num_snapshots)
-    return times * num_steps - _beta(num_snapshots + 1, times - 1)
-
-
-def _repetitions(num_steps: int, num_snapshots: int) -> int:
-    if num_snapshots == 1:
-        return num_steps - 1
-    times, reach = 0, 1
-    while reach < num_steps:
-        times += 1
-        reach = reach * (num_snapshots + times) // times
-    return times
 
 
 def _beta(num_snapshots: int, times: int) -> int:
