@@ -74,12 +74,13 @@ class CompiledBlocks(nn.Module):
         self.num_compiled_calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
+        num_calls_before = self.backend.num_calls
         with warnings.catch_warnings():
             # dynamo itself reads .grad of a block's input while it compiles, and torch warns of that.
             warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
             for block in self.blocks:
                 x = block(x)
-        self.num_compiled_calls = self.backend.num_calls
+        self.num_compiled_calls += self.backend.num_calls - num_calls_before
         return x
 
 

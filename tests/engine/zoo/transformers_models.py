@@ -108,6 +108,7 @@ def vit() -> Step:
         image_size=8,
         patch_size=4,
         num_labels=5,
+        problem_type="single_label_classification",
         hidden_dropout_prob=0.1,
         attention_probs_dropout_prob=0.1,
     )
