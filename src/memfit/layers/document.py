@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -67,24 +66,21 @@ def check_fields(
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write ``text`` to ``path`` in one go: whoever reads it sees the old file or the new one, never a part."""
-    target = Path(path)
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        target = Path(path)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
-            with open(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            Path(temporary).chmod(0o666 & ~_current_umask())
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except (OSError, ValueError) as error:
+            part.write_text(text, encoding="utf-8", newline="\n")
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except (OSError, ValueError, TypeError) as error:
         raise PlanFileError(f"{path}: cannot be written: {_reason(error)}") from None
 
 
 def _read_text(path: str | os.PathLike[str]) -> str:
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             content = file.read(LARGEST_DOCUMENT_BYTES + 1)
     except (OSError, ValueError, TypeError) as error:
         raise PlanFileError(f"{path}: cannot be read: {_reason(error)}") from None
@@ -109,12 +105,6 @@ def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number that JSON allows; numbers here are whole and finite")
-
-
-def _current_umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
 
 
 def _listed(names: frozenset[str] | set[str]) -> str:

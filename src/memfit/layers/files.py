@@ -85,8 +85,8 @@ def load_layer_plan(path: str | os.PathLike[str]) -> CheckpointPlan:
         raise PlanFileError(f'{path}: "optimality_gap" must be a number, at least 0; got {shown(gap)}')
     try:
         counts = {name: whole_number(document[name], name, maximum=None) for name in _PLAN_COUNTS}
-        layers = {name: _layer_indices(document[name], name) for name in ("checkpointed_layers", "saved_layers")}
-        return CheckpointPlan(**layers, **counts, optimality_gap=float(gap))
+        dropped, saved = (_layer_indices(document[name], name) for name in ("checkpointed_layers", "saved_layers"))
+        return CheckpointPlan(dropped, saved, optimality_gap=float(gap), **counts)
     except (InvalidParameterError, OverflowError) as error:
         raise PlanFileError(f"{path}: {error}") from None
 

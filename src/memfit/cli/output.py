@@ -1,0 +1,23 @@
+"""Where the commands print: tables to standard output, mistakes in one line to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from rich.console import Console
+
+
+def console() -> Console:
+    """Return a console on standard output as it is now; highlighting is left to the tables."""
+    return Console(highlight=False)
+
+
+def print_json(document: object) -> None:
+    """Print ``document`` for machines: one object, nothing else on standard output."""
+    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+
+
+def print_error(message: str) -> None:
+    """Print one line to standard error, as it is: no wrapping, no markup."""
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
