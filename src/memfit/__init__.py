@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memfit._version import __version__
 
 if TYPE_CHECKING:
+    from memfit.capture.profiling import profile as profile
     from memfit.errors import CheckpointCapacityError as CheckpointCapacityError
     from memfit.errors import CheckpointMissingError as CheckpointMissingError
     from memfit.errors import EmptyProfilesError as EmptyProfilesError
@@ -21,6 +22,31 @@ if TYPE_CHECKING:
     from memfit.errors import MemfitError as MemfitError
     from memfit.errors import PlanFileError as PlanFileError
     from memfit.errors import StaleValueError as StaleValueError
+    from memfit.graph.model_profile import ModelProfile as ModelProfile
+    from memfit.graph.plan import Decision as Decision
+    from memfit.graph.plan import Plan as Plan
+    from memfit.layers.checkpointer import ActivationCheckpointer as ActivationCheckpointer
+    from memfit.layers.checkpointer import CheckpointConfig as CheckpointConfig
+    from memfit.layers.plan import ActivationStats as ActivationStats
+    from memfit.layers.plan import CheckpointPlan as CheckpointPlan
+    from memfit.layers.plan import activation_stats as activation_stats
+    from memfit.layers.plan import build_checkpoint_plan as build_checkpoint_plan
+    from memfit.layers.plan import estimate_memory_with_plan as estimate_memory_with_plan
+    from memfit.layers.plan import estimate_total_recompute_flops as estimate_total_recompute_flops
+    from memfit.layers.profile import LayerMemoryProfile as LayerMemoryProfile
+    from memfit.layers.profile import LayerTypeHint as LayerTypeHint
+    from memfit.layers.strategies import AttentionOnly as AttentionOnly
+    from memfit.layers.strategies import Budget as Budget
+    from memfit.layers.strategies import EveryNthLayer as EveryNthLayer
+    from memfit.layers.strategies import FfnOnly as FfnOnly
+    from memfit.layers.strategies import Full as Full
+    from memfit.layers.strategies import LargestLayers as LargestLayers
+    from memfit.layers.strategies import NoCheckpointing as NoCheckpointing
+    from memfit.layers.strategies import Selective as Selective
+    from memfit.layers.strategies import SqrtLayers as SqrtLayers
+    from memfit.planning.planner import plan as plan
+    from memfit.runtime.apply import Applied as Applied
+    from memfit.runtime.apply import apply as apply
 
 _HOME_OF = {
     "memfit.errors": (

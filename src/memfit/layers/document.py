@@ -23,7 +23,8 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         document = json.loads(text, object_pairs_hook=_distinct_keys, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        cut_off = " (the file ends here: it may be cut off)" if error.pos >= len(text.rstrip()) else ""
+        is_cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        cut_off = "; the file ends too early: it may be cut off" if is_cut_off else ""
         raise PlanFileError(
             f"{path}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}{cut_off}"
         ) from None

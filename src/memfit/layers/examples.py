@@ -61,7 +61,7 @@ def gpt_layers(
 
     named = [("embedding", (LayerTypeHint.EMBEDDING, stream * _BYTES_PER_NUMBER, stream))]
     for block in range(num_blocks):
-        parts = [("attention_norm", norm), ("attention", attention), ("ffn_norm", norm), ("ffn", ffn)]
+        parts = [("norm1", norm), ("attention", attention), ("norm2", norm), ("ffn", ffn)]
         named += [(f"blocks.{block}.{part}", numbers) for part, numbers in parts]
     named += [("last_norm", norm), ("head", head)]
     return tuple(LayerMemoryProfile(index, *numbers, name=name) for index, (name, numbers) in enumerate(named))

@@ -39,7 +39,7 @@ def plan_table(layers: Sequence[LayerMemoryProfile], plan: CheckpointPlan, *, ti
         table.add_column("name", overflow="ellipsis")
     table.add_column("type", no_wrap=True)
     table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("recompute cost", justify="right", no_wrap=True)
+    table.add_column("cost", justify="right", no_wrap=True)
     table.add_column("plan", no_wrap=True)
     for layer in layers[:MOST_ROWS]:
         is_dropped = layer.layer_idx in dropped
