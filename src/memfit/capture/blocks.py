@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from torch import nn
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def find_blocks(model: nn.Module, called: Iterable[str]) -> list[str]:
+def find_blocks(model: nn.Module, called: Collection[str]) -> list[str]:
     """Return the paths of the model's blocks among the ``called`` modules, in the order in which they were called.
 
-    Blocks are entries of a list of modules whose class occurs there at least twice, or siblings of one class with
-    children of their own; the outermost such, except that lists inside are preferred to siblings around them (an
-    encoder and a decoder of one class are no blocks, their layers are).
+    Blocks are entries of a list of modules, or siblings, that have children of their own and share their class with
+    another: the outermost such, except that blocks inside a container or inside mere siblings come first (an encoder
+    and a decoder of one class are no blocks, their layers are). Where none has children, single layers of a list count.
     """
     order = {path: position for position, path in enumerate(called)}
-    return sorted((path for path in _blocks_in(model, "") if path in order), key=order.__getitem__)
+    modules = dict(model.named_modules())
+    found = [path for path in _blocks_in(model, "") if path in order]
+    composite = [path for path in found if _has_children(modules[path])]
+    return sorted(composite or found, key=order.__getitem__)
 
 
 def _blocks_in(module: nn.Module, path: str) -> list[str]:
     children = [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
-    num_of_class = Counter(type(child) for _, child in children)
+    num_alike = Counter(_class_name(child) for _, child in children)
     is_list = isinstance(module, _CONTAINERS)
     blocks: list[str] = []
     for child_path, child in children:
-        is_repeated = num_of_class[type(child)] > 1 and not isinstance(child, _CONTAINERS)
-        if is_list and is_repeated:
+        is_repeated = num_alike[_class_name(child)] > 1 and (is_list or _has_children(child))
+        if is_repeated and is_list and not isinstance(child, _CONTAINERS):
             blocks.append(child_path)
             continue
         inner = _blocks_in(child, child_path)
-        has_children = next(child.children(), None) is not None
-        blocks.extend([child_path] if is_repeated and has_children and not inner else inner)
+        has_blocks = any(_has_children(child.get_submodule(block[len(child_path) + 1 :])) for block in inner)
+        blocks.extend([child_path] if is_repeated and not has_blocks else inner)
     return blocks
+
+
+def _class_name(module: nn.Module) -> str:
+    # By name: parametrizations give each module a class of its own, all of one name.
+    return type(module).__qualname__
+
+
+def _has_children(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None

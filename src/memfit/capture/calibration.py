@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from memfit.capture.bits import same_bits
 from memfit.capture.step import Loss, forward, loss_of
-from memfit.graph.model_profile import ModelProfile, RecordedOp, Replay
+from memfit.graph.model_profile import ModelProfile
 from memfit.graph.names import is_within
 from memfit.planning.planner import plan_of_all_that_replays
 from memfit.runtime.apply import Applied
@@ -27,18 +27,19 @@ from memfit.runtime.tape import Tape
 from memfit.runtime.values import DroppedUse
 
 
-class OpCall(NamedTuple):
-    """The ``number``-th call of an op in a region, which is how the engine knows it."""
+class OpOutput(NamedTuple):
+    """An output of the ``number``-th call of an op in a region, which is how the engine knows it."""
 
     region: str
     op: str
     number: int
+    position: int = 0
 
 
 def calibrated(profile: ModelProfile, model: nn.Module, batch: Any, loss: Loss | None) -> ModelProfile:
-    """Return ``profile`` with the ops marked whose results did not come back as they were, after one more step."""
+    """Return ``profile`` with the values marked that did not come back as they were, after one more step."""
     plan = plan_of_all_that_replays(profile)
-    differing: set[OpCall] = set()
+    differing: set[OpOutput] = set()
     with Applied(model, plan, lambda: CalibratingTape(differing)):
         loss_of(forward(model, batch), loss).backward()
     if not differing:
@@ -48,34 +49,37 @@ def calibrated(profile: ModelProfile, model: nn.Module, batch: Any, loss: Loss |
         for position, op in enumerate(profile.ops):
             if op.module is not None and is_within(op.module, region):
                 positions[region, op.op].append(position)
-    marked = {positions[call.region, call.op][call.number] for call in differing}
-    return replace(profile, ops=tuple(_marked(op) if at in marked else op for at, op in enumerate(profile.ops)))
-
-
-def _marked(op: RecordedOp) -> RecordedOp:
-    return replace(op, replay=Replay.DIFFERS)
+    marked = {
+        profile.ops[positions[output.region, output.op][output.number]].outputs[output.position] for output in differing
+    }
+    return replace(
+        profile,
+        values=tuple(
+            replace(value, comes_back=False) if index in marked else value for index, value in enumerate(profile.values)
+        ),
+    )
 
 
 class _Both(NamedTuple):
     use: DroppedUse
     original: Tensor
-    call: OpCall
+    output: OpOutput
 
 
 class CalibratingTape(Tape):
-    """A tape that keeps what it drops, and adds to ``differing`` the calls whose results came back otherwise."""
+    """A tape that keeps what it drops, and adds to ``differing`` the outputs that came back otherwise."""
 
-    def __init__(self, differing: set[OpCall]) -> None:
+    def __init__(self, differing: set[OpOutput]) -> None:
         super().__init__()
         self._differing = differing
-        self._this_call: OpCall | None = None
+        self._this_call: OpOutput | None = None
         self._num_calls_of: dict[tuple[str, str], int] = defaultdict(int)
-        self._call_of_recipe: dict[int, OpCall] = {}
+        self._call_of_recipe: dict[int, OpOutput] = {}
 
     def _next_pattern(self, region: Region, rule: OpRule) -> DropPattern:
         number = self._num_calls_of[region.path, rule.name]
         self._num_calls_of[region.path, rule.name] += 1
-        self._this_call = OpCall(region.path, rule.name, number)
+        self._this_call = OpOutput(region.path, rule.name, number)
         return super()._next_pattern(region, rule)
 
     def _new_recipe_number(self) -> int:
@@ -90,11 +94,13 @@ class CalibratingTape(Tape):
             return packed
         recipe = packed.value.recipe
         assert isinstance(recipe, Recipe)
-        return _Both(packed, tensor.detach(), self._call_of_recipe[recipe.number])
+        position = next(position for position, value in recipe.outputs if value() is packed.value)
+        call = self._call_of_recipe[recipe.number]
+        return _Both(packed, tensor.detach(), call._replace(position=position))
 
     def _unpack(self, packed: Any) -> Tensor:
         if type(packed) is not _Both:
             return super()._unpack(packed)
         if not same_bits(read(packed.use), packed.original):
-            self._differing.add(packed.call)
+            self._differing.add(packed.output)
         return packed.original

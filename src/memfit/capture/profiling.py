@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from memfit.capture.blocks import find_blocks
 from memfit.capture.calibration import calibrated
-from memfit.capture.kept_state import kept_state
+from memfit.capture.kept_state import KeptState
 from memfit.capture.layer_types import layer_type_of
 from memfit.capture.recorder import StepRecorder
 from memfit.capture.scopes import ModuleScopes
@@ -49,13 +49,14 @@ def profile(model: nn.Module, batch: Any, *, loss: Loss | None = None) -> ModelP
     def plain_step() -> None:
         loss_of(forward(model, batch), loss).backward()
 
-    with kept_state(model, batch):
+    state = KeptState(model, batch)
+    with state.kept():
         recorded_step()
-    with kept_state(model, batch):
+    with state.kept():
         peak_bytes = peak_of(plain_step, device, held=_tensors_of(model, batch))
     seconds = []
     for _ in range(_NUM_TIMED_STEPS):
-        with kept_state(model, batch):
+        with state.kept():
             seconds.append(_seconds_of(plain_step, device))
     ops, values = tuple(recorder.ops), tuple(recorder.values)
     measured = ModelProfile(
@@ -67,7 +68,7 @@ def profile(model: nn.Module, batch: Any, *, loss: Loss | None = None) -> ModelP
         device=str(device),
         fingerprint=fingerprint_of(model),
     )
-    with kept_state(model, batch):
+    with state.kept():
         return calibrated(measured, model, batch, loss)
 
 

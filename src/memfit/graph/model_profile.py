@@ -19,7 +19,6 @@ class Replay(StrEnum):
     STATEFUL = "not a function of its inputs"
     NO_GRAD = "ran with gradients off, where raw kernels may hide"
     UNORDERED = "sums in no fixed order on this device"
-    DIFFERS = "did not replay bit for bit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +26,14 @@ class RecordedValue:
     """What one storage held between two writes.
 
     ``op_index`` is the op that made it, None for what came from outside the step (parameters, buffers, the batch).
-    ``is_saved`` tells whether autograd saved it, in any view.
+    ``is_saved`` tells whether autograd saved it, in any view; ``comes_back`` whether a trial replay gave the same bits.
     """
 
     name: str
     num_bytes: int
     op_index: int | None
     is_saved: bool
+    comes_back: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ class Plan:
     """What to do with every value of a model's forward pass.
 
     ``decisions`` maps value names (``module.path::aten.op#k``) to decisions, in the order in which the values were
-    made. ``regions`` are the modules that the engine must listen to for it. ``fingerprint`` is that of the model it is for.
+    made. ``regions`` are the modules that the engine must listen to for it. ``fingerprint`` is that of the model it is
+    for.
     """
 
     decisions: Mapping[str, Decision]

@@ -133,7 +133,7 @@ def _replayable(profile: ModelProfile, wanted: set[int]) -> set[int]:
         op = _op_of(profile, index)
         # An op that worked in place on something held would need a copy of that, which is no smaller than its result.
         starts_from_held = any(value in op.inputs and value not in recomputed for value in op.rewrites)
-        if op.replay is Replay.YES and not starts_from_held:
+        if op.replay is Replay.YES and profile.values[index].comes_back and not starts_from_held:
             recomputed.add(index)
     return recomputed
 

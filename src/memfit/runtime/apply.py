@@ -18,6 +18,7 @@ from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, wrap_forward
 from memfit.runtime.regions import Region, regions_of
 from memfit.runtime.tape import Tape
+from memfit.runtime.torch_internals import outer_saved_tensors_hooks
 
 
 def apply(model: nn.Module, plan: Plan) -> Applied:
@@ -92,12 +93,17 @@ class _ForwardPasses:
 
     def runner_in(self, region: Region) -> Runner:
         def run_region(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not torch.is_grad_enabled():
+            if not torch.is_grad_enabled() or self._is_foreign_call(region):
                 return forward(*args, **kwargs)
             with self._pass() as tape, tape.listen(region):
                 return forward(*args, **kwargs)
 
         return run_region
+
+    def _is_foreign_call(self, region: Region) -> bool:
+        """A part of the model, called on its own under saved-tensor hooks: torch.utils.checkpoint recomputing it."""
+        is_part_alone = region.path != "" and getattr(self._in_thread, "tape", None) is None
+        return is_part_alone and outer_saved_tensors_hooks() is not None
 
 
 def _refuse_unfit(model: nn.Module, plan: Plan) -> None:

@@ -91,5 +91,6 @@ def _stale_message(held: HeldTensor) -> str:
     reader = f"{held.region.path}::{held.op_name}" if held.op_name else f"autograd in {held.region.path or 'the model'}"
     return (
         f"{what} was changed between the forward and the backward pass "
-        f"(version {tensor._version}, was {held.version}), but {reader} still needs what it held. Run backward before changing it, or change a clone of it."
+        f"(version {tensor._version}, was {held.version}), but {reader} still needs what it held. "
+        "Run backward before changing it, or change a clone of it."
     )

@@ -23,7 +23,6 @@ from memfit.runtime.regions import DropPattern, Region
 from memfit.runtime.replay import read
 from memfit.runtime.torch_internals import (
     DispatchMode,
-    PackHook,
     UnpackHook,
     detached_alias,
     detached_alias_below_autograd,
@@ -56,22 +55,24 @@ class Tape(DispatchMode):
         self._num_calls: dict[tuple[Region, str], int] = {}
         self._num_recipes = 0
         self._region: Region | None = None
-        self._outer_hooks: tuple[PackHook, UnpackHook] | None = None
+        self._outer_hooks = outer_saved_tensors_hooks()
 
     @contextmanager
     def listen(self, region: Region) -> Iterator[None]:
-        """Record what runs inside the block as part of ``region``. Inside another region, that one goes on."""
-        if self._region is not None:
+        """Record what runs inside the block as part of ``region``. Inside another region, that one goes on.
+
+        Saved-tensor hooks that the model itself put around the region (torch.utils.checkpoint does) have the say there,
+        and the tape steps aside.
+        """
+        if self._region is not None or outer_saved_tensors_hooks() != self._outer_hooks:
             yield
             return
         self._region = region
-        self._outer_hooks = outer_saved_tensors_hooks()
         try:
             with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack), self:
                 yield
         finally:
             self._region = None
-            self._outer_hooks = None
 
     def close(self) -> None:
         """Forget how to replay what outlives the forward pass, such as the model's outputs: nobody will ask."""
@@ -123,7 +124,9 @@ class Tape(DispatchMode):
                 storage = output.untyped_storage()
                 # An op that hands back an argument has made nothing new. Every argument's storage has a note by now.
                 if note_on(storage) is None:
-                    self._note(storage).dropped = recipe.add_output(position, geometry_of(output))
+                    note = self._note(storage)
+                    note.dropped = recipe.add_output(position, geometry_of(output))
+                    note.version = output._version
         return result
 
     def _run_batch_norm(self, op: Any, rule: OpRule, drop: DropPattern, args: Any, kwargs: Any) -> Any:
@@ -144,8 +147,10 @@ class Tape(DispatchMode):
         self._before_write(written)
         recipe: Recipe | None = None
         geometry: Geometry | None = None
+        version = 0
         if drop and written and written[0].layout is torch.strided:
             target = written[0]
+            version = target._version
             draw = _generator_and_state(rule, args, kwargs)
             if rule.treatment is Treatment.OVERWRITE and covers_its_storage(target):
                 geometry = geometry_of(target)
@@ -153,7 +158,7 @@ class Tape(DispatchMode):
                 overwrite.geometry, overwrite.device = geometry, target.device
                 recipe = overwrite
             elif rule.treatment is Treatment.IN_PLACE:
-                content = self._note(target.untyped_storage()).dropped
+                content = self._note(target.untyped_storage()).content(target)
                 # A content that is held anyway gains nothing from a recipe: a copy of it would have to be held.
                 if content is not None:
                     geometry = content.geometry
@@ -163,7 +168,9 @@ class Tape(DispatchMode):
             if tensor.layout is torch.strided:
                 self._note(tensor.untyped_storage()).dropped = None
         if recipe is not None and geometry is not None:
-            self._note(written[0].untyped_storage()).dropped = recipe.add_output(0, geometry)
+            note = self._note(written[0].untyped_storage())
+            note.dropped = recipe.add_output(0, geometry)
+            note.version = version + 1  # Autograd counts the write after this call returns.
         return result
 
     def _before_write(self, written: list[Tensor]) -> None:
@@ -211,8 +218,9 @@ class Tape(DispatchMode):
         if tensor.layout is not torch.strided:
             return HeldTensor(tensor, self._region, rule.name)
         note = self._note(tensor.untyped_storage())
-        if note.dropped is not None:
-            return DroppedUse(note.dropped, geometry_of(tensor))
+        dropped = note.content(tensor)
+        if dropped is not None:
+            return DroppedUse(dropped, geometry_of(tensor))
         alias = tensor if tensor.is_leaf else detached_alias_below_autograd(tensor)
         held = HeldTensor(alias, self._region, rule.name)
         note.held.append(weakref.ref(held))
@@ -237,8 +245,9 @@ class Tape(DispatchMode):
         is_plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
         if is_plain and tensor.layout is torch.strided:
             note = note_on(tensor.untyped_storage())
-            if note is not None and note.dropped is not None and note.tape_token is self._token:
-                return DroppedUse(note.dropped, geometry_of(tensor))
+            dropped = note.content(tensor) if note is not None and note.tape_token is self._token else None
+            if dropped is not None:
+                return DroppedUse(dropped, geometry_of(tensor))
         if self._outer_hooks is not None:
             pack, unpack = self._outer_hooks
             return _PackedOutside(pack(tensor), unpack)

@@ -125,16 +125,24 @@ Source = HeldTensor | DroppedUse
 class StorageNote:
     """What a tape knows of one storage, attached to that storage and gone with it.
 
-    ``dropped`` is its present content where that was dropped; ``held`` are the tensors over it that recipes hold, to be
+    ``dropped`` is what it held at ``version``, where that was dropped; a tensor of another version over the storage means
+    that somebody wrote it while the tape did not listen. ``held`` are the tensors over it that recipes hold, to be
     copied should the storage be written.
     """
 
-    __slots__ = ("__weakref__", "dropped", "held", "tape_token")
+    __slots__ = ("__weakref__", "dropped", "held", "tape_token", "version")
 
     def __init__(self, tape_token: object) -> None:
         self.tape_token = tape_token
         self.dropped: DroppedValue | None = None
+        self.version = 0
         self.held: list[weakref.ref[HeldTensor]] = []
+
+    def content(self, tensor: Tensor) -> DroppedValue | None:
+        """Return the dropped value that ``tensor``, which lies in this storage, is or is a view of, or None."""
+        if self.dropped is not None and tensor._version != self.version:
+            self.dropped = None
+        return self.dropped
 
 
 def note_on(storage: torch.UntypedStorage) -> StorageNote | None:
