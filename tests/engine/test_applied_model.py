@@ -6,7 +6,6 @@ import copy
 import inspect
 import io
 import pickle
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from tests.engine.plans import every_layer, every_value
 from tests.engine.scenarios import assert_same_under, loss_of
 from tests.engine.step_comparison import RUN_SEED, StepsDifferError, Trace, assert_same, call, look, trace_steps
 from tests.engine.zoo import BY_NAME, Example
-from tests.engine.zoo.example import Step
+from tests.engine.zoo.example import Step, quiet_compilation
 from torch import Tensor, nn
 
 import memfit
@@ -234,9 +233,7 @@ def test_compiled_loss_outside_of_the_model_stays_compiled(plan_for: PlanFor) ->
             return run
 
         loss = torch.compile(lambda logits: (logits.softmax(-1) * logits).mean(), backend=backend)
-        with warnings.catch_warnings():
-            # dynamo itself reads .grad of the logits while it compiles, and torch warns of that.
-            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        with quiet_compilation():
             first = loss(model(ids))
         first.backward()
         second = loss(model(ids))

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from tests.engine.plans import PlanFor, applied, every_value, plans_for, profile_of
 from tests.engine.step_comparison import Trace, assert_same, trace_steps
-from tests.engine.zoo import ZOO, Example
+from tests.engine.zoo import BY_NAME, ZOO, Example
 
 import memfit
 
@@ -40,6 +40,12 @@ def test_training_steps_are_those_of_the_plain_model(example: Example, plan_for:
 def test_steps_in_eval_mode_are_those_of_the_plain_model(example: Example) -> None:
     # The plan was made in train mode and names ops that eval mode does not run: it must cost nothing but memory.
     assert_same(plain_trace(example, False), planned_trace(example, every_value(example), False))
+
+
+@pytest.mark.parametrize("name", ["compiled-block", "compiled-block-wrapped"])
+def test_compiled_block_is_called_compiled_in_every_step(name: str) -> None:
+    # Both traces agree on the count, but would also agree if dynamo had given up on the plain model.
+    assert plain_trace(BY_NAME[name], True)["step 2, attribute num_compiled_calls"] == 3
 
 
 @pytest.mark.parametrize("example", [example for example in ZOO if example.has_blocks], ids=str)

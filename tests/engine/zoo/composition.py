@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from tests.engine.zoo.example import Example, Step, mean_of_squares
+from tests.engine.zoo.example import Example, Step, mean_of_squares, quiet_compilation
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -62,26 +61,44 @@ class CountsCompiledCalls:
 
 
 class CompiledBlocks(nn.Module):
-    """Blocks of which the middle one is compiled; ``num_compiled_calls`` shows that it stays so."""
+    """Blocks of which the middle one is compiled, in place or by a wrapper around it.
 
-    def __init__(self) -> None:
+    ``num_compiled_calls`` shows that it stays compiled: a block that falls back to eager gives the same numbers.
+    """
+
+    def __init__(self, in_place: bool) -> None:
         super().__init__()
         # Earlier models count against dynamo's limit of recompilations, past which it runs eagerly.
         torch.compiler.reset()
         self.blocks = nn.ModuleList(Body() for _ in range(3))
         self.backend = CountsCompiledCalls()
-        self.blocks[1].compile(backend=self.backend)
+        if in_place:
+            self.blocks[1].compile(backend=self.backend)
+        else:
+            self.blocks[1] = torch.compile(self.blocks[1], backend=self.backend)
         self.num_compiled_calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         num_calls_before = self.backend.num_calls
-        with warnings.catch_warnings():
-            # dynamo itself reads .grad of a block's input while it compiles, and torch warns of that.
-            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        with quiet_compilation():
             for block in self.blocks:
                 x = block(x)
         self.num_compiled_calls += self.backend.num_calls - num_calls_before
         return x
+
+
+class Conditional(nn.Module):
+    """A higher-order operator: torch.cond runs one of two branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with quiet_compilation():
+            hidden = torch.cond(x.sum() > 0, torch.sin, torch.cos, (self.first(x),))
+        return hidden * torch.tanh(self.second(x))
 
 
 class ForceField(nn.Module):
@@ -179,7 +196,9 @@ def force_field() -> Step:
 EXAMPLES = (
     Example("checkpoint-inside", alone(partial(CheckpointsInside, False)), has_blocks=True),
     Example("checkpoint-inside-reentrant", alone(partial(CheckpointsInside, True))),
-    Example("compiled-block", alone(CompiledBlocks), has_blocks=True),
+    Example("compiled-block", alone(partial(CompiledBlocks, True)), has_blocks=True),
+    Example("compiled-block-wrapped", alone(partial(CompiledBlocks, False)), has_blocks=True),
+    Example("conditional", alone(Conditional)),
     Example("force-field", force_field),
     Example("functional-transforms", alone(FunctionalTransforms)),
     Example("other-saved-tensor-hooks", alone(OtherHooks), has_blocks=True),

@@ -96,6 +96,41 @@ class StraightThrough(torch.autograd.Function):
         return grad * ctx.inside
 
 
+class RunsAgain(torch.autograd.Function):
+    """Calls a module in forward and once more in backward, as reversible networks and old checkpoints do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.module = module
+        return module(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            ctx.module(x).backward(grad)
+        return x.grad, None
+
+
+class Reversible(nn.Module):
+    """A block around a body that runs in forward and again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(RunsAgain.apply(x, self.body))
+
+
+def reversible() -> Step:
+    """Return a linear layer and three blocks that run again in backward."""
+    blocks = (Reversible() for _ in range(3))
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), *blocks), torch.randn(5, WIDTH), mean_of_squares
+
+
 class Applies(nn.Module):
     """A linear layer, then a function."""
 
@@ -138,5 +173,6 @@ EXAMPLES = (
     Example("function-marking-dirty", chain(add_and_double), has_blocks=True),
     Example("function-with-non-differentiable-output", chain(scale_by_largest), has_blocks=True),
     Example("function-with-foreign-kernel", chain(numpy_kernel), has_blocks=True),
+    Example("function-running-a-module-again", reversible, has_blocks=True),
     Example("function-straight-through", chain(lambda x: StraightThrough.apply(3 * x) * x.cos()), has_blocks=True),
 )

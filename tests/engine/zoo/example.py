@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,17 @@ class Example:
 
     def __str__(self) -> str:
         return self.name
+
+
+@contextmanager
+def quiet_compilation() -> Iterator[None]:
+    """Let torch.compile and torch.cond compile where warnings are errors.
+
+    dynamo reads ``.grad`` of a graph's inputs while it compiles, and torch warns of that.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        yield
 
 
 def mean_of_squares(output: Tensor) -> Tensor:

@@ -179,6 +179,48 @@ class ClosureMutatedAfterUse(nn.Module):
         return x
 
 
+class HiddenWrites(nn.Module):
+    """Writes by ways that autograd does not watch: ``.data``, ``detach()``, ``out=`` and a reused scratch buffer."""
+
+    scratch: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("scratch", torch.zeros(4, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        carried = 2 * x
+        y = torch.tanh(self.first(x) * (carried + 1))
+        carried.data.add_(5)
+        y = torch.tanh(self.second(y) * (carried + 1))
+        carried.detach().mul_(0.5)
+        for _ in range(3):
+            with torch.no_grad():
+                torch.mul(y, 2, out=self.scratch)
+            y = torch.tanh(self.first(y) * (self.scratch + 1)) + carried.clone()
+        return y
+
+
+class WeightWrittenInForward(nn.Module):
+    """Clamps, decays and swaps its own weight in forward, as some regularisers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale.data.clamp_(-0.5, 0.5)
+        y = torch.tanh(self.linear(x) + 2 * self.scale.detach())
+        with torch.no_grad():
+            self.scale.mul_(0.9)
+        y = torch.tanh(self.linear(y) + 2 * self.scale.detach())
+        self.scale.data = self.scale.data * 0.5
+        return y * self.scale.exp()
+
+
 class GrowingCache(nn.Module):
     """Appends its keys to a cache at every call and attends to all of it."""
 
@@ -290,6 +332,8 @@ EXAMPLES = (
     Example("list-mutated-between-blocks", list_mutated_between_blocks, has_blocks=True),
     Example("keyword-mutated-after-use", alone(KeywordMutatedAfterUse), has_blocks=True),
     Example("closure-mutated-after-use", alone(ClosureMutatedAfterUse), has_blocks=True),
+    Example("hidden-writes", alone(HiddenWrites)),
+    Example("weight-written-in-forward", alone(WeightWrittenInForward)),
     Example("growing-cache", in_sequence(GrowingCache), has_blocks=True),
     Example("activation-log", in_sequence(ActivationLog), has_blocks=True),
     Example("preallocated-cache", in_sequence(PreallocatedCache), has_blocks=True),

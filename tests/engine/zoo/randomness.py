@@ -60,6 +60,21 @@ class Reparametrised(nn.Module):
         return torch.tanh(self.decoder(posterior.rsample()) + divergence)
 
 
+class Samples(nn.Module):
+    """Draws from distributions whose kernels are not the usual ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        probabilities = self.linear(x).softmax(-1)
+        chosen = torch.multinomial(probabilities.detach(), WIDTH, replacement=True)
+        counts = torch.poisson(probabilities.detach().exp())
+        gammas = torch.distributions.Gamma(probabilities + 1, probabilities.exp()).rsample()
+        return torch.tanh(probabilities.gather(1, chosen).log() * counts + gammas)
+
+
 class OwnGenerator(nn.Module):
     """Draws from a generator of its own and from Python's, not from torch's default one."""
 
@@ -126,5 +141,6 @@ EXAMPLES = (
     Example("stochastic-depth", stochastic_depth, has_blocks=True),
     Example("noise-and-shuffles", chain(Noise), has_blocks=True),
     Example("reparametrised-sampling", chain(Reparametrised), has_blocks=True),
+    Example("samples", chain(Samples), has_blocks=True),
     Example("own-generator", chain(OwnGenerator), has_blocks=True),
 )
