@@ -6,12 +6,14 @@ layer is kept.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import NoReturn
 
 from memfit.errors import EmptyProfilesError, InvalidParameterError, LayerIndexError
-from memfit.layers.profile import LayerMemoryProfile, checked_profiles
+from memfit.layers.profile import LayerMemoryProfile, checked_profiles, listed_profiles
 from memfit.layers.strategies import LayerStrategy
 from memfit.layers.validation import shown
 
@@ -107,28 +109,60 @@ def estimate_memory_with_plan(profiles: Iterable[LayerMemoryProfile], plan: Chec
 
     The plan must name each layer of ``profiles`` once and no other.
     """
-    dropped, saved = _split(profiles, plan)
-    working_set_bytes = max((layer.activation_size_bytes for layer in dropped), default=0)
-    return sum(layer.activation_size_bytes for layer in saved) + working_set_bytes
+    layers, is_dropped = _matched(profiles, plan)
+    sizes_bytes = [layer.activation_size_bytes for layer in layers]
+    return _peak_bytes(sizes_bytes, is_dropped)
 
 
 def estimate_total_recompute_flops(profiles: Iterable[LayerMemoryProfile], plan: CheckpointPlan) -> int:
     """Return the FLOPs of computing every dropped layer again; the plan must be one for ``profiles``."""
-    dropped, _ = _split(profiles, plan)
-    return sum(layer.recompute_flops for layer in dropped)
+    layers, is_dropped = _matched(profiles, plan)
+    return sum(layer.recompute_flops for layer in compress(layers, is_dropped))
 
 
 def activation_stats(profiles: Iterable[LayerMemoryProfile], plan: CheckpointPlan) -> ActivationStats:
     """Return the plan's peak, the mean layer and the counts; the plan must be one for ``profiles``."""
-    layers = checked_profiles(profiles)
-    total_bytes = sum(layer.activation_size_bytes for layer in layers)
+    layers, is_dropped = _matched(profiles, plan)
+    sizes_bytes = [layer.activation_size_bytes for layer in layers]
+    total_bytes = sum(sizes_bytes)
     return ActivationStats(
-        peak_memory_bytes=estimate_memory_with_plan(layers, plan),
+        peak_memory_bytes=_peak_bytes(sizes_bytes, is_dropped),
         mean_activation_size_bytes=_share(total_bytes, len(layers)),
         total_layers=len(layers),
         checkpointed_layers=len(plan.checkpointed_layers),
         total_activation_bytes=total_bytes,
     )
+
+
+def _peak_bytes(sizes_bytes: Sequence[int], is_dropped: Sequence[bool]) -> int:
+    dropped_sizes = list(compress(sizes_bytes, is_dropped))
+    return sum(sizes_bytes) - sum(dropped_sizes) + max(dropped_sizes, default=0)
+
+
+def _matched(
+    profiles: Iterable[LayerMemoryProfile], plan: CheckpointPlan
+) -> tuple[list[LayerMemoryProfile], list[bool]]:
+    """Return the layers and whether each is dropped, after checking that ``plan`` names each of them once."""
+    layers = listed_profiles(profiles)
+    if not isinstance(plan, CheckpointPlan):
+        raise InvalidParameterError(
+            f"plan must be a CheckpointPlan, as build_checkpoint_plan returns; got {shown(plan)}"
+        )
+    layer_indices = [layer.layer_idx for layer in layers]
+    try:
+        num_named = len(plan.checkpointed_layers) + len(plan.saved_layers)
+        dropped = set(plan.checkpointed_layers)
+        named = dropped.union(plan.saved_layers)
+    except TypeError:
+        raise InvalidParameterError(
+            "the plan's checkpointed_layers and saved_layers must be tuples of layer_idx; "
+            f"got {shown(plan.checkpointed_layers)} and {shown(plan.saved_layers)}"
+        ) from None
+    # As many names as layers, and every layer among them: then neither side has a repetition or a stranger.
+    if not num_named == len(named) == len(layers) or named != set(layer_indices):
+        checked_profiles(layers)
+        _refuse_plan([*plan.checkpointed_layers, *plan.saved_layers], layer_indices)
+    return layers, [layer_idx in dropped for layer_idx in layer_indices]
 
 
 def _marks(positions: Iterable[int], num_layers: int, strategy: LayerStrategy) -> bytearray:
@@ -147,51 +181,30 @@ def _marks(positions: Iterable[int], num_layers: int, strategy: LayerStrategy) -
     return marks
 
 
-def _split(
-    profiles: Iterable[LayerMemoryProfile], plan: CheckpointPlan
-) -> tuple[list[LayerMemoryProfile], list[LayerMemoryProfile]]:
-    """Return the dropped and the saved layers, after checking that ``plan`` is one for ``profiles``."""
-    layers = checked_profiles(profiles)
-    if not isinstance(plan, CheckpointPlan):
-        raise InvalidParameterError(
-            f"plan must be a CheckpointPlan, as build_checkpoint_plan returns; got {shown(plan)}"
+def _refuse_plan(named: Sequence[object], layer_indices: Sequence[int]) -> NoReturn:
+    """Raise the error that says why a plan that names these layers is none for profiles with these indices."""
+    known = set(layer_indices)
+    unknown = next((layer_idx for layer_idx in named if layer_idx not in known), None)
+    if unknown is not None and not known:
+        raise EmptyProfilesError(
+            f"the plan names layer {unknown!r}, but the list of profiles is empty; "
+            "give the profiles that the plan was built from"
         )
-    layer_of = {layer.layer_idx: layer for layer in layers}
-    try:
-        named = [*plan.checkpointed_layers, *plan.saved_layers]
-        distinct = set(named)
-    except TypeError:
-        raise InvalidParameterError(
-            "the plan's checkpointed_layers and saved_layers must be tuples of layer_idx; "
-            f"got {shown(plan.checkpointed_layers)} and {shown(plan.saved_layers)}"
-        ) from None
-    for layer_idx in named:
-        if layer_idx not in layer_of:
-            _refuse_unknown_layer(layer_idx, layers)
-    if len(distinct) < len(named):
-        repeated = next(layer_idx for layer_idx in named if named.count(layer_idx) > 1)
+    if unknown is not None:
+        raise LayerIndexError(
+            f"the plan names layer {unknown!r}, which is not among the {len(known)} profiles (layer_idx from "
+            f"{min(known)} to {max(known)}); give the profiles that the plan was built from"
+        )
+    times_named = Counter(named)
+    repeated = next((layer_idx for layer_idx, times in times_named.items() if times > 1), None)
+    if repeated is not None:
         raise InvalidParameterError(
             f"the plan names layer {repeated} more than once; a layer is either dropped or saved"
         )
-    if len(named) < len(layers):
-        missing = next(layer_idx for layer_idx in layer_of if layer_idx not in distinct)
-        raise InvalidParameterError(
-            f"the plan says nothing about layer {missing}; it names {len(named)} layers and the profiles "
-            f"have {len(layers)}; build the plan from these profiles"
-        )
-    return [layer_of[i] for i in plan.checkpointed_layers], [layer_of[i] for i in plan.saved_layers]
-
-
-def _refuse_unknown_layer(layer_idx: object, layers: Sequence[LayerMemoryProfile]) -> None:
-    if not layers:
-        raise EmptyProfilesError(
-            f"the plan names layer {layer_idx!r}, but the list of profiles is empty; "
-            "give the profiles that the plan was built from"
-        )
-    indices = [layer.layer_idx for layer in layers]
-    raise LayerIndexError(
-        f"the plan names layer {layer_idx!r}, which is not among the {len(layers)} profiles (layer_idx "
-        f"from {min(indices)} to {max(indices)}); give the profiles that the plan was built from"
+    missing = next(layer_idx for layer_idx in layer_indices if layer_idx not in times_named)
+    raise InvalidParameterError(
+        f"the plan says nothing about layer {missing}; it names {len(named)} layers and the profiles have "
+        f"{len(known)}; build the plan from these profiles"
     )
 
 
