@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
 from memfit.capture.scopes import ModuleScopes
-from memfit.graph.model_profile import RecordedOp, RecordedValue, Replay
+from memfit.graph.model_profile import RecordedOp, RecordedValue, Replay, Save
 from memfit.graph.names import ValueName
 from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, tensors_in, written_tensors
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
@@ -43,7 +43,7 @@ class StepRecorder(DispatchMode):
     def values(self) -> list[RecordedValue]:
         """The values recorded so far."""
         return [
-            RecordedValue(name, num_bytes, op_index, index in self._saved)
+            RecordedValue(name, num_bytes, op_index, storage=index, saves=(Save(0, 0),) if index in self._saved else ())
             for index, (name, num_bytes, op_index) in enumerate(self._values)
         ]
 

@@ -1,7 +1,8 @@
 """One measured training step as data: its ops, the values they make, and the blocks of the model. No torch.
 
 A *value* is what one storage holds between two writes. Views share the value of their base; an op that writes in place
-makes a new value.
+makes a new value in the same storage. Time is counted in ops: the step is the sequence ``ops``, forward pass and loss
+first, then the backward pass.
 """
 
 from __future__ import annotations
@@ -21,28 +22,54 @@ class Replay(StrEnum):
     UNORDERED = "sums in no fixed order on this device"
 
 
+class Phase(StrEnum):
+    """The part of the step in which an op ran."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One of autograd's saves of a value: it is read just before an op of the backward pass, and let go after one."""
+
+    read_before: int
+    released_after: int
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedValue:
     """What one storage held between two writes.
 
     ``op_index`` is the op that made it, None for what came from outside the step (parameters, buffers, the batch).
-    ``is_saved`` tells whether autograd saved it, in any view; ``comes_back`` whether a trial replay gave the same bits.
+    ``storage`` numbers the storages of the step: a value written over in place and its successor share one.
+    ``dies_after`` is the op after which the program itself has no more use for the storage, so that only autograd's
+    saves keep it; None where it outlives the step. ``comes_back`` is whether a trial replay gave the same bits.
     """
 
     name: str
     num_bytes: int
     op_index: int | None
-    is_saved: bool
+    storage: int
+    dies_after: int | None = None
+    saves: tuple[Save, ...] = ()
     comes_back: bool = True
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether autograd saved it, in any view."""
+        return bool(self.saves)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedOp:
-    """One op call of the forward pass. Values are given by their index in the profile.
+    """One op call. Values are given by their index in the profile.
 
-    ``module`` is the path of the module it ran in, None for the loss and whatever else ran outside the model.
-    ``rewrites`` are the values that it wrote over; those it also read are among its ``inputs``. ``outputs`` are the new
-    values by position, None where an output is no new value.
+    ``module`` is the path of the module it ran in, None for the loss and whatever else ran outside the model, and for
+    the backward pass. ``rewrites`` are the values that it wrote over; those it also read are among its ``inputs``.
+    ``outputs`` are the new values by position, None where an output is no new value. ``workspace_bytes`` is what it took
+    for itself while it ran, beyond its outputs.
     """
 
     module: str | None
@@ -53,6 +80,9 @@ class RecordedOp:
     rewrites: tuple[int, ...]
     flops: int
     replay: Replay
+    phase: Phase = Phase.FORWARD
+    seconds: float = 0.0
+    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +95,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """One measured training step."""
+    """One measured training step.
+
+    ``peak_bytes`` is the measured peak of the plain step: everything that lived on the device, parameters included.
+    """
 
     ops: tuple[RecordedOp, ...]
     values: tuple[RecordedValue, ...]
