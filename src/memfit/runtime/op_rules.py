@@ -100,15 +100,17 @@ _OVERWRITING = {
 
 _BATCH_NORMS = {"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"}
 
-_rules: dict[Any, OpRule] = {}
+# By identity: hashing an op runs Python, on every call that the tape hears. Each entry keeps its op alive, so that no
+# other can take over its identity.
+_rules: dict[int, tuple[OpRule, Any]] = {}
 
 
 def rule_for(op: Any) -> OpRule:
     """Return the rule of ``op`` (an OpOverload or a higher-order operator), reading its schema the first time."""
-    rule = _rules.get(op)
-    if rule is None:
-        rule = _rules[op] = _read_rule(op)
-    return rule
+    known = _rules.get(id(op))
+    if known is None:
+        known = _rules[id(op)] = (_read_rule(op), op)
+    return known[0]
 
 
 def op_name(op: Any) -> str:

@@ -34,22 +34,27 @@ def read(source: Source) -> Tensor:
 
 def _replay(value: DroppedValue) -> None:
     """Fill ``value``, running each recipe it takes once, in the order in which they were recorded."""
-    pending = _recipes_for(value)
+    # A recipe holds a call as it was below autograd and autocast; neither may act on it again.
+    autocast_types = [kind for kind in _autocast_device_types() if torch.is_autocast_enabled(kind)]
+    if not autocast_types and not torch.is_grad_enabled():
+        _run_all(_recipes_for(value))
+        return
     with ExitStack() as stack:
-        # A recipe holds a call as it was below autograd and autocast; neither may act on it again.
-        if torch.is_grad_enabled():
-            stack.enter_context(torch.no_grad())
-        for device_type in _autocast_device_types():
-            if torch.is_autocast_enabled(device_type):
-                stack.enter_context(torch.autocast(device_type, enabled=False))
-        while pending:
-            # Popped before it runs: the list must not keep alive what the recipe lets go of.
-            recipe = pending.pop()
-            recipe.run(
-                [_with_tensors(argument) for argument in recipe.args],
-                {name: _with_tensors(argument) for name, argument in recipe.kwargs.items()},
-            )
-            del recipe
+        stack.enter_context(torch.no_grad())
+        for device_type in autocast_types:
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+        _run_all(_recipes_for(value))
+
+
+def _run_all(pending: list[Recipe]) -> None:
+    while pending:
+        # Popped before it runs: the list must not keep alive what the recipe lets go of.
+        recipe = pending.pop()
+        recipe.run(
+            [_with_tensors(argument) for argument in recipe.args],
+            {name: _with_tensors(argument) for name, argument in recipe.kwargs.items()} if recipe.kwargs else {},
+        )
+        del recipe
 
 
 def _recipes_for(value: DroppedValue) -> list[Recipe]:
@@ -64,6 +69,8 @@ def _recipes_for(value: DroppedValue) -> list[Recipe]:
                 if recipe is not None and recipe.number not in needed:
                     needed[recipe.number] = recipe
                     stack.append(recipe)
+    if len(needed) == 1:
+        return list(needed.values())
     return [needed[number] for number in sorted(needed, reverse=True)]
 
 

@@ -30,6 +30,7 @@ from memfit.runtime.torch_internals import (
 )
 from memfit.runtime.values import (
     DroppedUse,
+    DroppedValue,
     Geometry,
     HeldTensor,
     Source,
@@ -51,7 +52,7 @@ class Tape(DispatchMode):
         super().__init__()
         self._token = object()
         self._lock = threading.RLock()
-        self._notes: list[weakref.ref[StorageNote]] = []
+        self._dropping_notes: list[weakref.ref[StorageNote]] = []
         self._num_calls: dict[tuple[Region, str], int] = {}
         self._num_recipes = 0
         self._region: Region | None = None
@@ -76,11 +77,11 @@ class Tape(DispatchMode):
 
     def close(self) -> None:
         """Forget how to replay what outlives the forward pass, such as the model's outputs: nobody will ask."""
-        for reference in self._notes:
+        for reference in self._dropping_notes:
             note = reference()
             if note is not None:
                 note.dropped = None
-        self._notes.clear()
+        self._dropping_notes.clear()
 
     # What runs: every op of the region, below autograd and autocast.
 
@@ -124,9 +125,7 @@ class Tape(DispatchMode):
                 storage = output.untyped_storage()
                 # An op that hands back an argument has made nothing new. Every argument's storage has a note by now.
                 if note_on(storage) is None:
-                    note = self._note(storage)
-                    note.dropped = recipe.add_output(position, geometry_of(output))
-                    note.version = output._version
+                    self._drop(storage, recipe.add_output(position, geometry_of(output)), output._version)
         return result
 
     def _run_batch_norm(self, op: Any, rule: OpRule, drop: DropPattern, args: Any, kwargs: Any) -> Any:
@@ -136,7 +135,7 @@ class Tape(DispatchMode):
         if args[training]:
             # It updates the running statistics without saying so. Its results do not depend on them, so that the
             # replay leaves them out: they are counted once.
-            self._before_write([args[mean], args[variance]])
+            self._before_write([tensor for tensor in (args[mean], args[variance]) if tensor is not None])
             recipe_args = [None if position in (mean, variance) else arg for position, arg in enumerate(args)]
         if not drop:
             return op(*args, **kwargs)
@@ -165,25 +164,26 @@ class Tape(DispatchMode):
                     recipe = self._record(InPlaceRecipe, op, rule, args, kwargs, draw)
         result = op(*args, **kwargs)
         for tensor in written:
-            if tensor.layout is torch.strided:
-                self._note(tensor.untyped_storage()).dropped = None
+            stale_note = _note_of(tensor)
+            if stale_note is not None:
+                stale_note.dropped = None
         if recipe is not None and geometry is not None:
-            note = self._note(written[0].untyped_storage())
-            note.dropped = recipe.add_output(0, geometry)
-            note.version = version + 1  # Autograd counts the write after this call returns.
+            # Autograd counts the write after this call returns.
+            self._drop(written[0].untyped_storage(), recipe.add_output(0, geometry), version + 1)
         return result
 
     def _before_write(self, written: list[Tensor]) -> None:
         """Copy what recipes hold of the storages that are about to be written."""
         for tensor in written:
-            note = note_on(tensor.untyped_storage()) if tensor is not None and tensor.layout is torch.strided else None
-            held = [held for reference in note.held if (held := reference()) is not None] if note else []
-            if held:
+            note = _note_of(tensor)
+            if note is None:
+                continue
+            holders = [holder for reference in note.held if (holder := reference()) is not None]
+            note.held = []
+            if holders:
                 copy = _copy_of_storage(tensor)
-                for holder in held:
+                for holder in holders:
                     holder.replace(tensor_with(geometry_of(holder.tensor), copy))
-            if note is not None:
-                note.held = []
 
     def _record(self, kind: type[_R], op: Any, rule: OpRule, args: Any, kwargs: Any, draw: _Draw | None) -> _R:
         sources: list[Source] = []
@@ -221,7 +221,7 @@ class Tape(DispatchMode):
         dropped = note.content(tensor)
         if dropped is not None:
             return DroppedUse(dropped, geometry_of(tensor))
-        alias = tensor if tensor.is_leaf else detached_alias_below_autograd(tensor)
+        alias = tensor if _has_no_history(tensor) else detached_alias_below_autograd(tensor)
         held = HeldTensor(alias, self._region, rule.name)
         note.held.append(weakref.ref(held))
         return held
@@ -236,8 +236,14 @@ class Tape(DispatchMode):
                 # An earlier forward pass whose backward is still to come may hold tensors over this storage.
                 note.held = [reference for reference in earlier.held if reference() is not None]
             attach_note(storage, note)
-            self._notes.append(weakref.ref(note))
         return note
+
+    def _drop(self, storage: torch.UntypedStorage, value: DroppedValue, version: int) -> None:
+        """Note that what ``storage`` holds at ``version`` is dropped."""
+        note = self._note(storage)
+        note.dropped = value
+        note.version = version
+        self._dropping_notes.append(weakref.ref(note))
 
     # What autograd saves.
 
@@ -255,7 +261,7 @@ class Tape(DispatchMode):
             return tensor if tensor.is_leaf else tensor.detach()
         assert self._region is not None
         # An op's own output refers to its autograd node, and the node is about to refer to what is returned here.
-        return HeldTensor(tensor if tensor.is_leaf else detached_alias(tensor), self._region, None)
+        return HeldTensor(tensor if _has_no_history(tensor) else detached_alias(tensor), self._region, None)
 
     def _unpack(self, packed: Any) -> Tensor:
         kind = type(packed)
@@ -275,6 +281,18 @@ class _PackedOutside(NamedTuple):
 
     def restored(self) -> Tensor:
         return self.unpack(self.payload)
+
+
+def _note_of(tensor: Tensor) -> StorageNote | None:
+    return note_on(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+
+
+def _has_no_history(tensor: Tensor) -> bool:
+    """Return whether holding ``tensor`` itself holds no more than its memory: a leaf, or a view of one."""
+    if tensor.is_leaf:
+        return True
+    base = tensor._base
+    return base is not None and base.is_leaf
 
 
 def _generator_and_state(rule: OpRule, args: Any, kwargs: Any) -> _Draw | None:
@@ -297,5 +315,4 @@ def _device_generator(device: torch.device) -> torch.Generator:
 def _copy_of_storage(tensor: Tensor) -> Tensor:
     """Return a flat copy of all that lies in the tensor's storage."""
     num_elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-    flat = Geometry(torch.Size((num_elements,)), (1,), 0, tensor.dtype, is_conj=False, is_neg=False)
-    return tensor_with(flat, tensor).clone()
+    return tensor_with((torch.Size((num_elements,)), (1,), 0, tensor.dtype, False, False), tensor).clone()

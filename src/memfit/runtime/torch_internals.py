@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import enable_reentrant_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PackHook = Callable[[torch.Tensor], Any]
@@ -53,5 +52,6 @@ def detached_alias_below_autograd(tensor: torch.Tensor) -> torch.Tensor:
 
     Below autograd a plain ``detach()`` gets a counter of its own, and a later write would go unnoticed.
     """
-    with enable_reentrant_dispatch(), torch._C._DisableTorchDispatch():
+    # The guard behind the public torch.overrides.enable_reentrant_dispatch, without that one's generator.
+    with torch._C._RestorePythonTLSSnapshot(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
         return tensor.detach()

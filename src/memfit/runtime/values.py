@@ -13,7 +13,7 @@ it, and no storage is ever referred to by what it refers to.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,23 +23,17 @@ if TYPE_CHECKING:
     from memfit.runtime.regions import Region
 
 
-class Geometry(NamedTuple):
-    """Where a tensor lies in its storage, and how its bits are to be read."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    is_conj: bool
-    is_neg: bool
+# Where a tensor lies in its storage, and how its bits are to be read: size, stride, offset, dtype, is_conj, is_neg. A
+# bare tuple, because one is made for every tensor that the tape meets.
+Geometry = tuple[torch.Size, tuple[int, ...], int | torch.SymInt, torch.dtype, bool, bool]
 
 
 def geometry_of(tensor: Tensor) -> Geometry:
     """Return the geometry of ``tensor``."""
-    return Geometry(
+    return (
         tensor.shape,
         tensor.stride(),
-        int(tensor.storage_offset()),
+        tensor.storage_offset(),
         tensor.dtype,
         tensor.is_conj(),
         tensor.is_neg(),
@@ -125,9 +119,9 @@ Source = HeldTensor | DroppedUse
 class StorageNote:
     """What a tape knows of one storage, attached to that storage and gone with it.
 
-    ``dropped`` is what it held at ``version``, where that was dropped; a tensor of another version over the storage means
-    that somebody wrote it while the tape did not listen. ``held`` are the tensors over it that recipes hold, to be
-    copied should the storage be written.
+    ``dropped`` is what it held at ``version``, where that was dropped; a tensor of another version over the storage
+    means that somebody wrote it while the tape did not listen. ``held`` are the tensors over it that recipes hold, to
+    be copied should the storage be written.
     """
 
     __slots__ = ("__weakref__", "dropped", "held", "tape_token", "version")
