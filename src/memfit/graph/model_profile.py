@@ -32,10 +32,15 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One of autograd's saves of a value: it is read just before an op of the backward pass, and let go after one."""
+    """One of autograd's saves of a value: it is read just before an op of the backward pass, and let go after one.
+
+    ``read_before`` is the number of ops where it is never read. ``op_index`` is the op of the forward pass for whose
+    sake it was saved, None where that is not known.
+    """
 
     read_before: int
     released_after: int
+    op_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,8 @@ class ModelProfile:
     """One measured training step.
 
     ``peak_bytes`` is the measured peak of the plain step: everything that lived on the device, parameters included.
+    ``device_bytes`` is all the memory that the device has, ``free_bytes`` how much of it this step can have at most,
+    counting what it holds already; None where that is not known.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -107,6 +114,8 @@ class ModelProfile:
     step_seconds: float
     device: str
     fingerprint: str
+    device_bytes: int | None = None
+    free_bytes: int | None = None
 
     @property
     def layers(self) -> tuple[LayerMemoryProfile, ...]:

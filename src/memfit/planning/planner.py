@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 
 from memfit.errors import InvalidParameterError
-from memfit.graph.model_profile import ModelProfile, RecordedOp, Replay
+from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp, Replay
 from memfit.graph.names import ValueName, is_within, parse_value_name
 from memfit.graph.plan import Decision, Plan
 from memfit.layers.plan import build_checkpoint_plan
@@ -111,8 +111,12 @@ def _inner_values(profile: ModelProfile, block_path: str) -> set[int]:
 
 
 def _values_leaving(profile: ModelProfile, block_path: str) -> set[int]:
+    # The backward pass reads what autograd saved, wherever that was made: only the forward pass tells what leaves.
     read_outside = {
-        index for op in profile.ops if op.module is None or not is_within(op.module, block_path) for index in op.inputs
+        index
+        for op in profile.ops
+        if op.phase is Phase.FORWARD and (op.module is None or not is_within(op.module, block_path))
+        for index in op.inputs
     }
     return read_outside & set(_values_made_in(profile, block_path))
 

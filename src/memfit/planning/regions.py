@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.graph.model_profile import ModelProfile
+from memfit.graph.model_profile import ModelProfile, Phase
 from memfit.graph.names import is_within
 
 
@@ -16,7 +16,7 @@ def listening_regions(profile: ModelProfile, recomputed: set[int]) -> tuple[str,
     touched = recomputed.union(*(op.inputs for op in replayed))
     modules = {op.module: None for op in replayed}
     for op in profile.ops:
-        if any(index in touched for index in op.rewrites):
+        if op.phase is Phase.FORWARD and any(index in touched for index in op.rewrites):
             modules[op.module] = None
     paths = [path for path in modules if path is not None]
     return tuple(path for path in paths if not any(path != other and is_within(path, other) for other in paths))
