@@ -143,6 +143,25 @@ class Applies(nn.Module):
         return self.function(self.linear(x))
 
 
+class RawKernelOutput(nn.Module):
+    """Lets a raw kernel write into what it returns, outside of any autograd.Function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = 1.5 * torch.tanh(self.linear(x))
+        numbers = hidden.detach().numpy()
+        np.add(numbers, 1, out=numbers)
+        return hidden
+
+
+def raw_kernel_writes_output() -> Step:
+    """Return three blocks whose outputs are not what the last op that torch knows of has made."""
+    return nn.Sequential(*(RawKernelOutput() for _ in range(3))), torch.randn(5, WIDTH), mean_of_squares
+
+
 def add_and_double(x: Tensor) -> Tensor:
     """Change a fresh product in place."""
     return AddAndDouble.apply(x * 1.5, x.sin())
@@ -173,6 +192,7 @@ EXAMPLES = (
     Example("function-marking-dirty", chain(add_and_double), has_blocks=True),
     Example("function-with-non-differentiable-output", chain(scale_by_largest), has_blocks=True),
     Example("function-with-foreign-kernel", chain(numpy_kernel), has_blocks=True),
+    Example("raw-kernel-writes-output", raw_kernel_writes_output, has_blocks=True),
     Example("function-running-a-module-again", reversible, has_blocks=True),
     Example("function-straight-through", chain(lambda x: StraightThrough.apply(3 * x) * x.cos()), has_blocks=True),
 )
