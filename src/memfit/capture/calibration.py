@@ -7,6 +7,7 @@ and what the replay made is compared with them.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from memfit.capture.bits import same_bits
+from memfit.capture.kept_state import KeptState
 from memfit.capture.step import Loss, forward, loss_of
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.names import is_within
@@ -26,6 +28,9 @@ from memfit.runtime.replay import read
 from memfit.runtime.tape import Tape
 from memfit.runtime.values import DroppedUse
 
+# Each trial finds the first values of a chain that differ; models with more than a few links of such are not known.
+_MAX_TRIALS = 6
+
 
 class OpOutput(NamedTuple):
     """An output of the ``number``-th call of an op in a region, which is how the engine knows it."""
@@ -36,28 +41,52 @@ class OpOutput(NamedTuple):
     position: int = 0
 
 
-def calibrated(profile: ModelProfile, model: nn.Module, batch: Any, loss: Loss | None) -> ModelProfile:
-    """Return ``profile`` with the values marked that did not come back as they were, after one more step."""
-    plan = plan_of_all_that_replays(profile)
-    differing: set[OpOutput] = set()
-    with Applied(model, plan, lambda: CalibratingTape(differing)):
-        loss_of(forward(model, batch), loss).backward()
-    if not differing:
-        return profile
-    positions: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for region in plan.regions:
-        for position, op in enumerate(profile.ops):
-            if op.module is not None and is_within(op.module, region):
-                positions[region, op.op].append(position)
-    marked = {
-        profile.ops[positions[output.region, output.op][output.number]].outputs[output.position] for output in differing
-    }
-    return replace(
-        profile,
-        values=tuple(
-            replace(value, comes_back=False) if index in marked else value for index, value in enumerate(profile.values)
-        ),
+def calibrated(
+    profile: ModelProfile, model: nn.Module, batch: Any, loss: Loss | None, state: KeptState
+) -> ModelProfile:
+    """Return ``profile`` with the values marked that do not come back as they were.
+
+    What differs makes all that is replayed from it differ too. So only the first ones are marked, and with those saved,
+    the step is tried again, until all that is still dropped comes back.
+    """
+    for _ in range(_MAX_TRIALS):
+        differing: set[OpOutput] = set()
+        plan = plan_of_all_that_replays(profile)
+        with state.kept(), Applied(model, plan, functools.partial(CalibratingTape, differing)):
+            loss_of(forward(model, batch), loss).backward()
+        values = {index for output in differing for index in _values_of(profile, output)}
+        if not values:
+            return profile
+        profile = _marked(profile, _first_among(values, profile))
+    return _marked(profile, values)
+
+
+def _values_of(profile: ModelProfile, output: OpOutput) -> list[int]:
+    """Return the values that ``output`` may be: one, or where this step called the op more often, all of its calls'."""
+    calls = [
+        op for op in profile.ops if op.op == output.op and op.module is not None and is_within(op.module, output.region)
+    ]
+    chosen = calls[output.number : output.number + 1] or calls
+    return [index for op in chosen if (index := op.outputs[output.position]) is not None]
+
+
+def _first_among(values: set[int], profile: ModelProfile) -> set[int]:
+    """Return those of ``values`` that are not made from others of them."""
+    tainted = set(values)
+    first = set(values)
+    for op in profile.ops:
+        if not tainted.isdisjoint(op.inputs):
+            made = {index for index in op.outputs if index is not None}
+            tainted |= made
+            first -= made
+    return first
+
+
+def _marked(profile: ModelProfile, marked: set[int]) -> ModelProfile:
+    values = tuple(
+        replace(value, comes_back=False) if index in marked else value for index, value in enumerate(profile.values)
     )
+    return replace(profile, values=values)
 
 
 class _Both(NamedTuple):

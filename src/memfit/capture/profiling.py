@@ -68,8 +68,7 @@ def profile(model: nn.Module, batch: Any, *, loss: Loss | None = None) -> ModelP
         device=str(device),
         fingerprint=fingerprint_of(model),
     )
-    with state.kept():
-        return calibrated(measured, model, batch, loss)
+    return calibrated(measured, model, batch, loss, state)
 
 
 def _blocks(
