@@ -170,6 +170,19 @@ def test_beyond_two_hundred_layers_flops_are_within_a_thousandth_of_the_linear_b
     assert total_flops / (1 + gap) >= bound * (1 - Fraction(1, 10**9))
 
 
+@pytest.mark.parametrize("num_layers", [60, 300])
+def test_costs_that_follow_sizes_are_hard_and_still_within_a_thousandth(num_layers: int) -> None:
+    # The linear bound alone is too low here to show it; how many layers there must be makes up for that.
+    rng = random.Random(num_layers)
+    sizes_bytes = [rng.randint(1, 10**9) for _ in range(num_layers)]
+    flops = [size + 10**9 for size in sizes_bytes]
+    budget_bytes = int(0.8 * sum(sizes_bytes))
+    dropped, gap = cheapest_drop(sizes_bytes, flops, budget_bytes)
+    assert peak_bytes(sizes_bytes, dropped) <= budget_bytes
+    assert gap <= LARGEST_GAP
+    assert sum(flops[i] for i in dropped) > linear_bound(sizes_bytes, flops, budget_bytes) * (1 + Fraction(1, 1000))
+
+
 def test_the_layer_under_recompute_counts_and_ties_go_to_fewer_bytes() -> None:
     # One byte is too much. Dropping any one layer frees nothing while it is recomputed; of the pairs, the two larger
     # ones leave the fewest bytes.

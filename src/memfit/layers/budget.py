@@ -6,7 +6,8 @@ bytes over the budget and s besides. Charging s although all that is dropped is 
 look worse than it is, and the right s is tried too; so the best over all s is the best of all.
 
 Sizes are searched best first, by intervals: the layers no larger than the interval's largest size, and the
-demand of its smallest, bound every size in between. Everything that decides is in exact integers.
+demand of its smallest, bound every size in between. Lists whose costs follow their sizes get a second bound. Everything
+that decides is in exact integers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.errors import InfeasibleBudgetError
-from memfit.layers.cover import Cover, Numbers, cheapest_cover, find_break
+from memfit.layers.cover import Cover, Numbers, cheapest_cover, exact_dtype, find_break
+from memfit.layers.cover_count import best_price, count_limits, priced_bound
 from memfit.units import format_bytes
 
 LARGEST_EXACT_NUM_LAYERS = 200
@@ -32,7 +34,7 @@ LARGEST_GAP = 1e-3
 # Counted in numbers looked at, so that the same input gives the same plan on every machine. A few tenths of a
 # second for the first; the second only bounds instances made to be hard.
 _USUAL_WORK = 5 * 10**6
-_LARGEST_WORK = 2 * 10**8
+_LARGEST_WORK = 10**8
 
 
 class CheapestDrop(NamedTuple):
@@ -72,6 +74,16 @@ class _Items:
 
 
 @dataclass(frozen=True)
+class _PricedItems:
+    """The items with their costs shifted by a price each, by ascending shifted cost per byte."""
+
+    price: int
+    sizes: Numbers
+    shifted_costs: Numbers
+    ascending_sizes: Numbers
+
+
+@dataclass(frozen=True)
 class _Found:
     positions: list[int]
     optimality_gap: float
@@ -81,19 +93,24 @@ def _sorted_items(sizes_bytes: Sequence[int], flops: Sequence[int], excess_bytes
     size_unit, cost_unit = math.gcd(*sizes_bytes), math.gcd(*flops) or 1
     sizes = [size // size_unit for size in sizes_bytes]
     costs = [cost // cost_unit for cost in flops]
-    # Two different ratios differ by more than 2**-shift, so the integer part of ratio × 2**shift sorts
-    # exactly.
-    shift = 2 * max(sizes).bit_length()
-    ratio = [(cost << shift) // size if size else 0 for size, cost in zip(sizes, costs, strict=True)]
-    positions = sorted((i for i, size in enumerate(sizes) if size), key=ratio.__getitem__)
-    fits = max(sum(sizes), sum(costs)) < 2**62
-    dtype = np.int64 if fits else np.object_
+    positions = [i for i, size in enumerate(sizes) if size]
+    by_ratio = _by_ratio([sizes[i] for i in positions], [costs[i] for i in positions])
+    positions = [positions[i] for i in by_ratio]
+    dtype = exact_dtype(max(sum(sizes), sum(costs)))
     return _Items(
         positions,
         np.array([sizes[i] for i in positions], dtype=dtype),
         np.array([costs[i] for i in positions], dtype=dtype),
         excess=-(-excess_bytes // size_unit),
     )
+
+
+def _by_ratio(sizes: Sequence[int], costs: Sequence[int]) -> list[int]:
+    """Return the positions in ascending order of cost per size, exactly; sizes are positive."""
+    # Two different ratios differ by more than 2**-shift, so the integer part of ratio × 2**shift sorts exactly.
+    shift = 2 * max(sizes).bit_length()
+    ratio = [(cost << shift) // size for size, cost in zip(sizes, costs, strict=True)]
+    return sorted(range(len(sizes)), key=ratio.__getitem__)
 
 
 class _Search:
@@ -105,6 +122,7 @@ class _Search:
         # Dropping everything always fits.
         self.best = Cover(np.arange(len(items.positions)), int(items.sizes.sum()), int(items.costs.sum()))
         self.best_largest = self.largest_sizes[-1]
+        self.priced: _PricedItems | None = None
         self.work = 0
 
     def run(self) -> _Found:
@@ -119,7 +137,14 @@ class _Search:
                 proven = min(lower_bound, proven)
                 break
             if first == last:
-                proven = min(proven, self._solve(self.largest_sizes[first]))
+                leaf_bound = max(lower_bound, self._solve(self.largest_sizes[first]))
+                if self.priced is None and self._is_too_loose(leaf_bound):
+                    # A hard list: from here on the second bound is worth its time, for this size and all open ones.
+                    self.priced = self._price(self.largest_sizes[first])
+                    leaf_bound = max(leaf_bound, self._priced_bound(first, first))
+                    open_intervals = [(max(b, self._priced_bound(f, t)), f, t) for b, f, t in open_intervals]
+                    heapq.heapify(open_intervals)
+                proven = min(proven, leaf_bound)
             else:
                 middle = (first + last) // 2
                 self._open(first, middle, open_intervals)
@@ -129,10 +154,11 @@ class _Search:
         return _Found([self.items.positions[i] for i in self.best.positions], gap)
 
     def _is_done(self, proven: int) -> bool:
-        if self.work > _LARGEST_WORK:
-            return True
-        within_gap = self.best.cost - proven <= LARGEST_GAP * proven
-        return not self.is_exact and within_gap and self.work > _USUAL_WORK
+        return self.work > _LARGEST_WORK or (self.work > _USUAL_WORK and not self._is_too_loose(proven))
+
+    def _is_too_loose(self, proven: int) -> bool:
+        """Return whether a plan proved to cost at least ``proven`` could be further from the best than is allowed."""
+        return self.best.cost - proven > (0 if self.is_exact else LARGEST_GAP * proven)
 
     def _open(self, first: int, last: int, open_intervals: list[tuple[int, int, int]]) -> None:
         """Bound the sizes ``first`` to ``last``, and try what rounding the bound up gives for the last one."""
@@ -147,7 +173,32 @@ class _Search:
             self._offer(Cover(taken, int(sizes[taken].sum()), int(costs[taken].sum())), largest)
         relaxed = rounded if first == last else find_break(sizes, costs, self.items.excess + smallest)
         if relaxed is not None:
-            heapq.heappush(open_intervals, (relaxed.lower_bound, first, last))
+            bound = max(relaxed.lower_bound, self._priced_bound(first, last))
+            heapq.heappush(open_intervals, (bound, first, last))
+
+    def _price(self, largest: int) -> _PricedItems:
+        """Choose the price per item for the covers whose items are no larger than ``largest``."""
+        sizes, costs = self.items.sizes, self.items.costs
+        is_allowed = sizes <= largest
+        price = best_price(sizes[is_allowed], costs[is_allowed], self.items.excess + largest)
+        shifted = [int(cost) - price for cost in costs]
+        order = _by_ratio([int(size) for size in sizes], shifted)
+        shifted_costs = np.array(shifted, dtype=exact_dtype(sum(map(abs, shifted))))
+        return _PricedItems(price, sizes[order], shifted_costs[order], np.sort(sizes))
+
+    def _priced_bound(self, first: int, last: int) -> int:
+        """Return the second bound for the sizes ``first`` to ``last``; 0, which is always true, without a price."""
+        if self.priced is None:
+            return 0
+        smallest, largest = self.largest_sizes[first], self.largest_sizes[last]
+        demand = self.items.excess + smallest
+        ascending = self.priced.ascending_sizes
+        limits = count_limits(ascending[: np.searchsorted(ascending, largest, side="right")], demand)
+        is_allowed = self.priced.sizes <= largest
+        sizes = np.where(is_allowed, self.priced.sizes, 0)
+        shifted_costs = np.where(is_allowed, self.priced.shifted_costs, 0)
+        self.work += len(sizes)
+        return priced_bound(sizes, shifted_costs, demand, self.priced.price, limits)
 
     def _solve(self, largest: int) -> int:
         """Search the covers whose items are no larger than ``largest``; return a proven bound on their cost."""

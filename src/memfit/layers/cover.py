@@ -8,8 +8,8 @@ at least its weight at no more cost, or where the linear relaxation shows that i
 
 Deviations: states are NumPy arrays and not a linked list; a limit on the work turns the search into a beam search
 whose lost states still give a proven bound. Instances made to be hard (costs equal to sizes, or to sizes plus a
-constant, with nine random digits) reach the limit already with 200 items; measured lists of layers, whose costs
-vary or whose kinds repeat, are solved in milliseconds.
+constant, with nine random digits) reach the limit already with 200 items; lists whose costs vary, or whose kinds
+repeat, are solved in milliseconds.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ _FLOAT_SLACK = 2.0**-46
 _WIDEST_LIST_OF_STATES = 2**17
 # What an item costs however few the states: a dozen NumPy calls take as long as this many numbers.
 _WORK_PER_ITEM = 1000
+
+
+def exact_dtype(largest_sum: int) -> type[np.int64] | type[np.object_]:
+    """Return the dtype in which sums up to ``largest_sum`` stay exact."""
+    return np.int64 if largest_sum < 2**62 else np.object_
 
 
 @dataclass(frozen=True)
