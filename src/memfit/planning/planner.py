@@ -29,14 +29,15 @@ def plan(
 
     ``strategy`` chooses among the model's blocks; every value inside a chosen block is recomputed from what enters the
     block. Selectors (``MODULE_GLOB::op``) overrule it; a value that both name is saved. What cannot be replayed is
-    saved, whoever asks.
+    saved, whoever asks, and so are the small statistics that an op returns beside its result.
     """
     if not isinstance(profile, ModelProfile):
         raise InvalidParameterError(f"profile is a ModelProfile as memfit.profile() returns it, got {profile!r}")
     index_of = _index_of_names(profile)
     wanted = _values_of_chosen_blocks(profile, strategy)
     for selector in _selectors("force_recompute", force_recompute):
-        wanted.update(index_of[name] for name in select(selector, index_of))
+        chosen = [index_of[name] for name in select(selector, index_of)]
+        wanted.update(index for index in chosen if not _is_statistic(profile, index))
     for selector in _selectors("force_save", force_save):
         wanted.difference_update(index_of[name] for name in select(selector, index_of))
     return _plan_recomputing(profile, wanted)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from memfit.graph.model_profile import ModelProfile, Phase
+from memfit.graph.model_profile import ModelProfile
 from memfit.graph.names import is_within
 
 
 def listening_regions(profile: ModelProfile, recomputed: set[int]) -> tuple[str, ...]:
     """Return the outermost modules, in the order in which they ran, in which something that matters happens.
 
-    That is: an op whose output is recomputed, or one that writes over such an output or over what such an op reads,
-    which must then be copied first.
+    That is: an op whose output is recomputed; one that reads such an output, for autograd may save it there; and one
+    that writes over such an output or over what its replay starts from, which must then be copied first. Several such
+    modules in one block are one region, the block: going in and out costs more than listening to a few more ops.
     """
     replayed = [op for op in profile.ops if any(output in recomputed for output in op.outputs)]
     touched = recomputed.union(*(op.inputs for op in replayed))
     modules = {op.module: None for op in replayed}
     for op in profile.ops:
-        if op.phase is Phase.FORWARD and any(index in touched for index in op.rewrites):
+        if not recomputed.isdisjoint(op.inputs) or not touched.isdisjoint(op.rewrites):
             modules[op.module] = None
-    paths = [path for path in modules if path is not None]
-    return tuple(path for path in paths if not any(path != other and is_within(path, other) for other in paths))
+    paths = _outermost([path for path in modules if path is not None])
+    for block in profile.blocks:
+        inside = [path for path in paths if is_within(path, block.path)]
+        if len(inside) > 1:
+            paths[paths.index(inside[0])] = block.path
+    return tuple(_outermost(paths))
+
+
+def _outermost(paths: list[str]) -> list[str]:
+    return [path for path in paths if not any(path != other and is_within(path, other) for other in paths)]

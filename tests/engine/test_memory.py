@@ -1,0 +1,192 @@
+"""Memory is exact: what a plan drops is gone, to the byte, and the peak is that of the best hand-written way."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import memfit
+from memfit.runtime.ledger import StorageLedger, peak_of
+
+WIDTH = 64
+CPU = torch.device("cpu")
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.attention_norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.projection = nn.Linear(WIDTH, WIDTH)
+        self.mlp_norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.activation = nn.GELU()
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        heads = self.qkv(self.attention_norm(x)).view(batch, length, 3, 4, width // 4)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        attended = self.projection(attended.transpose(1, 2).reshape(batch, length, width))
+        x = x + functional.dropout(attended, self.dropout)
+        return x + functional.dropout(self.down(self.activation(self.up(self.mlp_norm(x)))), self.dropout)
+
+
+class GPT(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, WIDTH)
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(12))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, 100)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens.flatten())
+
+
+def tokens() -> Tensor:
+    return torch.arange(4 * 64).reshape(4, 64) % 100
+
+
+def step_peak(model: nn.Module, batch: Tensor) -> int:
+    def step() -> None:
+        model.zero_grad()
+        model(batch).backward()
+
+    step()
+    model.zero_grad()
+    return peak_of(step, CPU, held=[*model.parameters(), batch])
+
+
+def bytes_saved_by(model: nn.Module, batch: Tensor) -> int:
+    """Return what lives between forward and backward: all that autograd, or a recipe, keeps."""
+    ledger = StorageLedger()
+    ledger.track([*model.parameters(), batch])
+    before = ledger.live_bytes
+    with ledger:
+        loss = model(batch)
+        assert loss.requires_grad
+        return ledger.live_bytes - before
+
+
+@contextmanager
+def checkpointed(model: GPT) -> Iterator[None]:
+    for block in model.blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    yield
+    for block in model.blocks:
+        del block.forward
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_peak_with_every_block_recomputed_is_that_of_checkpointing_each_block(dropout: float) -> None:
+    torch.manual_seed(0)
+    model, batch = GPT(dropout), tokens()
+    plain = step_peak(model, batch)
+    with checkpointed(model):
+        reference = step_peak(model, batch)
+    with memfit.apply(model, memfit.plan(memfit.profile(model, batch), strategy=memfit.Full())):
+        planned = step_peak(model, batch)
+    assert planned <= 1.01 * reference
+    assert planned < 0.5 * plain
+
+
+def test_saved_bytes_fall_by_exactly_the_bytes_of_the_recomputed_outputs() -> None:
+    torch.manual_seed(0)
+    model, batch = GPT(), tokens()
+    dropped_outputs: list[int] = []
+    hooks = [
+        module.register_forward_hook(lambda _module, _inputs, output: dropped_outputs.append(output.nbytes))
+        for module in model.modules()
+        if isinstance(module, (nn.GELU, nn.LayerNorm))
+    ]
+    plain = bytes_saved_by(model, batch)
+    for hook in hooks:
+        hook.remove()
+    assert len(dropped_outputs) == 12 * 3 + 1
+    plan = memfit.plan(
+        memfit.profile(model, batch),
+        strategy=memfit.NoCheckpointing(),
+        force_recompute=["*::aten.gelu", "*::aten.native_layer_norm"],
+    )
+    with memfit.apply(model, plan):
+        planned = bytes_saved_by(model, batch)
+    assert plain - planned == sum(dropped_outputs)
+
+
+def test_recomputing_fewer_blocks_saves_more_bytes_in_proportion() -> None:
+    torch.manual_seed(0)
+    model, batch = GPT(), tokens()
+    profile = memfit.profile(model, batch)
+    saved = [bytes_saved_by(model, batch)]
+    for num_blocks in (4, 8, 12):
+        with memfit.apply(model, memfit.plan(profile, strategy=memfit.LargestLayers(num_blocks))):
+            saved.append(bytes_saved_by(model, batch))
+    differences = {before - after for before, after in pairwise(saved)}
+    assert len(differences) == 1
+    assert differences.pop() > 0
+
+
+def test_autocast_copies_of_weights_are_dropped_and_cast_again() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                for block in self.blocks:
+                    x = block(x)
+            return x.float().square().mean()
+
+    torch.manual_seed(0)
+    model, batch = Wide(), torch.randn(2, 256)
+    plan = memfit.plan(
+        memfit.profile(model, batch), strategy=memfit.NoCheckpointing(), force_recompute=["blocks.*::aten._to_copy"]
+    )
+    plain = bytes_saved_by(model, batch)
+    model(batch).backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    with memfit.apply(model, plan):
+        planned = bytes_saved_by(model, batch)
+        model.zero_grad()
+        model(batch).backward()
+    assert all(torch.equal(p.grad, expected) for p, expected in zip(model.parameters(), gradients, strict=True))
+    # The copies of four weights go, and so does the copy of the batch, which is cast from what is there anyway. The
+    # first weight's is needed for no gradient (the batch wants none), so that autograd never saved it.
+    weight_copy, batch_copy = 256 * 256 * 2, 2 * 256 * 2
+    assert plain - planned == 3 * weight_copy + batch_copy
+
+
+def test_ops_outside_planned_regions_are_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, batch = GPT(), tokens()
+    plan = memfit.plan(
+        memfit.profile(model, batch), strategy=memfit.NoCheckpointing(), force_recompute=["blocks.3.*::aten.gelu"]
+    )
+    assert plan.regions == ("blocks.3",)
+    heard: list[str] = []
+    listen = memfit.runtime.tape.Tape.__torch_dispatch__
+
+    def listening(self: object, op: object, *args: object, **kwargs: object) -> object:
+        heard.append(str(op))
+        return listen(self, op, *args, **kwargs)
+
+    monkeypatch.setattr(memfit.runtime.tape.Tape, "__torch_dispatch__", listening)
+    with memfit.apply(model, plan):
+        model(batch).backward()
+    assert heard.count("aten.gelu.default") == 1
+    assert heard.count("aten.addmm.default") == 4
