@@ -1,4 +1,4 @@
-"""Random models: short programs on a pool of 3×3 matrices, each instruction a module of its own.
+"""Random models: short programs on a pool of 3×3 matrices, each instruction a module of its own, in stages.
 
 They mix what goes wrong together rather than alone: writes in place and through views, random draws, buffers that
 change, detached branches, and matrices that are used again long after.
@@ -117,18 +117,30 @@ def void(_: object) -> None:
     """Return nothing: the instruction changed a matrix of the pool and made no new one."""
 
 
-class Program(nn.Module):
-    """Runs instructions one after another and returns all matrices that there are in the end."""
+class Stage(nn.Module):
+    """A block of the program: a few instructions that run one after another."""
 
     def __init__(self, instructions: list[Instruction]) -> None:
         super().__init__()
-        self.inlet = nn.Parameter(torch.randn(SIZE, SIZE))
         self.operations = nn.ModuleList(Operation(instruction) for instruction in instructions)
+
+    def forward(self, pool: Pool) -> None:
+        for operation in self.operations:
+            operation(pool)
+
+
+class Program(nn.Module):
+    """Runs stages one after another and returns all matrices that there are in the end."""
+
+    def __init__(self, stages: list[list[Instruction]]) -> None:
+        super().__init__()
+        self.inlet = nn.Parameter(torch.randn(SIZE, SIZE))
+        self.stages = nn.ModuleList(Stage(instructions) for instructions in stages)
 
     def forward(self, x: Tensor) -> Pool:
         pool = [x * self.inlet, x.clone()]
-        for operation in self.operations:
-            operation(pool)
+        for stage in self.stages:
+            stage(pool)
         return pool
 
 
@@ -137,7 +149,7 @@ def loss_of_pool(pool: Pool) -> Tensor:
     return torch.stack([matrix.float().square().mean() for matrix in pool]).sum()
 
 
-def build(instructions: list[Instruction]) -> Step:
+def build(stages: list[list[Instruction]]) -> Step:
     """Return the step of a program, the same at every call."""
     torch.manual_seed(0)
-    return Program(instructions), torch.randn(SIZE, SIZE), loss_of_pool
+    return Program(stages), torch.randn(SIZE, SIZE), loss_of_pool
