@@ -1,0 +1,284 @@
+"""The judge of every plan: walks a profiled step under given decisions and tells its memory and its extra work.
+
+The engine's rules (``runtime.values``) fix when each buffer comes and goes, so that the whole step is a set of
+intervals. A *recipe* is an op of the forward pass with a recomputed output.
+
+- A recipe runs at most once: just before the backward pass first reads one of its recomputed outputs, or when a later
+  recipe that needs one of them runs. Recipes that run for one read run in the order of the forward pass.
+- A recipe keeps what it starts from until it has run; one that never runs, until nobody can ask for its outputs. A
+  value written over in the meantime is copied first.
+- A run makes all outputs of the op. Those that are recomputed stay until autograd has let go of them and the recipes
+  that start from them have run; the others go at once. An op in place works in the buffer of what it rewrites where
+  nobody else has a use for that.
+
+The runs are put between the ops of the recorded step; memory at each point is a running sum over where intervals begin
+and end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from memfit.graph.model_profile import ModelProfile, Phase
+from memfit.planning.step import NEVER, Bytes, Step
+
+
+class Judgement(NamedTuple):
+    """What planners compare: the peak of the step and what it adds to the plain one."""
+
+    peak_bytes: int
+    recompute_seconds: float
+
+
+class LiveBytes(NamedTuple):
+    """How much of what is live at some point was made in ``module``."""
+
+    module: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """One step under a plan.
+
+    ``timeline_bytes`` has, for each recorded op, the most that is live while it and the replays just before it run.
+    ``replayed_ops`` are op indices in the order in which they are run again. ``live_at_peak`` is largest first.
+    """
+
+    peak_bytes: int
+    peak_op_index: int
+    timeline_bytes: Bytes
+    live_at_peak: tuple[LiveBytes, ...]
+    recompute_seconds: float
+    recompute_flops: int
+    replayed_ops: tuple[int, ...]
+
+
+def simulate(profile: ModelProfile, recomputed: Set[int]) -> Simulation:
+    """Return what the step does when the values with the indices in ``recomputed`` are dropped and brought back.
+
+    What the engine cannot bring back is saved, as it would be.
+    """
+    step = Step(profile)
+    return simulated(step, step.recomputed_of(frozenset(recomputed)))
+
+
+def judged(step: Step, recomputed: Set[int]) -> Judgement:
+    """Return the peak and the extra seconds; ``recomputed`` is as `Step.recomputed_of` returns it."""
+    walk = _Walk(step, recomputed)
+    return Judgement(int(walk.memory_bytes.max(initial=step.resident_bytes)), walk.recompute_seconds)
+
+
+def simulated(step: Step, recomputed: Set[int]) -> Simulation:
+    """Return all there is to know; ``recomputed`` is as `Step.recomputed_of` returns it."""
+    walk = _Walk(step, recomputed)
+    peak_position = int(walk.memory_bytes.argmax()) if step.num_ops else 0
+    starts = np.concatenate([[0], walk.position_of_op[:-1] + 1]) if step.num_ops else np.zeros(0, dtype=np.int64)
+    timeline = np.maximum.reduceat(walk.memory_bytes, starts) if step.num_ops else walk.memory_bytes
+    return Simulation(
+        peak_bytes=int(walk.memory_bytes.max(initial=step.resident_bytes)),
+        peak_op_index=int(np.searchsorted(walk.position_of_op, peak_position)),
+        timeline_bytes=timeline,
+        live_at_peak=walk.live_at(peak_position),
+        recompute_seconds=walk.recompute_seconds,
+        recompute_flops=sum(step.profile.ops[op].flops for op in walk.replayed_ops),
+        replayed_ops=tuple(walk.replayed_ops),
+    )
+
+
+class _Buffer(NamedTuple):
+    """What takes memory beside the recorded storages: a replayed output, or a copy of what was written over."""
+
+    value: int
+    first_position: int
+    last_position: int
+
+
+class _Walk:
+    """The step under one plan. Positions count the recorded ops and the replays between them."""
+
+    def __init__(self, step: Step, recomputed: Set[int]) -> None:
+        self._step = step
+        self._recomputed = recomputed
+        recipes = sorted({step.value_op[value] for value in recomputed}, reverse=True)
+        self._order_runs(recipes)
+        self._place_runs()
+        self._find_holds(recipes)
+        self._buffers: list[_Buffer] = []
+        self._copy_what_is_written_over()
+        self._fill_replayed()
+        self._end_storages()
+        self.memory_bytes = self._summed()
+
+    @property
+    def recompute_seconds(self) -> float:
+        seconds = self._step.op_seconds
+        return sum(seconds[op] for op in self.replayed_ops)
+
+    def _order_runs(self, recipes: list[int]) -> None:
+        """Find which recipes run, for which read, and how long the others can be asked for; the last recipe first."""
+        step, recomputed = self._step, self._recomputed
+        rank_asked: dict[int, int] = {}
+        asked_until: dict[int, int] = {}
+        self._idle_until: dict[int, int] = {}
+        runs: list[tuple[int, int]] = []
+        read_rank, content_end, last_release = (
+            step.read_rank_of_value,
+            step.content_end_of_value,
+            step.last_release_of_value,
+        )
+        for op in recipes:
+            rank, until = NEVER, -1
+            for value in step.op_outputs[op]:
+                if value in recomputed:
+                    rank = min(rank, read_rank[value], rank_asked.get(value, NEVER))
+                    until = max(until, content_end[value], last_release[value], asked_until.get(value, -1))
+            if rank < NEVER:
+                runs.append((rank, op))
+                for value in step.op_inputs[op]:
+                    if value in recomputed and rank < rank_asked.get(value, NEVER):
+                        rank_asked[value] = rank
+            else:
+                self._idle_until[op] = until
+                for value in step.op_inputs[op]:
+                    if value in recomputed and until > asked_until.get(value, -1):
+                        asked_until[value] = until
+        runs.sort()
+        self._run_times = [step.read_times[rank] for rank, _ in runs]
+        self.replayed_ops = [op for _, op in runs]
+
+    def _place_runs(self) -> None:
+        num_ops = self._step.num_ops
+        times = np.array(self._run_times, dtype=np.int64)
+        ops = np.arange(num_ops)
+        self.position_of_op = ops + np.searchsorted(times, ops, side="right")
+        # Plain integers are faster to reach one by one. What outlives the step ends behind the last position.
+        self._position_of = [*self.position_of_op.tolist(), num_ops + len(self.replayed_ops)]
+        self._first_run_position = self._run_times[0] if self._run_times else num_ops
+
+    def _find_holds(self, recipes: list[int]) -> None:
+        """Find the last position at which a recipe still holds or reads each value, and how many recipes do."""
+        step = self._step
+        self._held_until: dict[int, int] = {}
+        self._num_uses: dict[int, int] = {}
+        end_of = {op: self._position_of[until] for op, until in self._idle_until.items()}
+        for number, (op, time) in enumerate(zip(self.replayed_ops, self._run_times, strict=True)):
+            end_of[op] = time + number
+        held_until, num_uses = self._held_until, self._num_uses
+        for op in recipes:
+            end = end_of[op]
+            for value in step.op_inputs[op]:
+                num_uses[value] = num_uses.get(value, 0) + 1
+                if end > held_until.get(value, -1):
+                    held_until[value] = end
+
+    def _copy_what_is_written_over(self) -> None:
+        """Let recipes hold a copy of what an op of the forward pass writes over; only then does it take memory."""
+        step = self._step
+        for value, end in self._held_until.items():
+            written_at = step.overwritten_at[value]
+            if written_at < NEVER and value not in self._recomputed and end >= written_at:
+                self._buffers.append(_Buffer(value, written_at, end))
+
+    def _fill_replayed(self) -> None:
+        step, recomputed, position_of = self._step, self._recomputed, self._position_of
+        taken_over: set[int] = set()
+        for op in self.replayed_ops:
+            rewritten = step.rewritten_input_of_op[op]
+            if rewritten >= 0 and self._num_uses[rewritten] + step.num_saves_of_value[rewritten] == 1:
+                taken_over.add(rewritten)
+        for number, (op, time) in enumerate(zip(self.replayed_ops, self._run_times, strict=True)):
+            position = time + number
+            for value in step.op_outputs[op]:
+                end = position
+                if value in recomputed:
+                    released = step.last_release_of_value[value]
+                    end = max(end, self._held_until.get(value, -1), position_of[released] if released >= 0 else -1)
+                    if value in taken_over:
+                        end -= 1
+                self._buffers.append(_Buffer(value, position, end))
+
+    def _end_storages(self) -> None:
+        """Find the storages that end elsewhere than in the plain step, and where."""
+        step, recomputed, position_of = self._step, self._recomputed, self._position_of
+        touched = {step.value_storage[value] for value in recomputed}
+        touched.update(
+            step.value_storage[value]
+            for value, end in self._held_until.items()
+            if value not in recomputed and end < step.overwritten_at[value]
+        )
+        self._end_of_storage: dict[int, int] = {}
+        for storage in touched:
+            if step.storage_start[storage] < 0:
+                continue
+            end = position_of[step.natural_end_of_storage[storage]]
+            for value in step.values_of_storage[storage]:
+                if value not in recomputed:
+                    if step.last_release_of_value[value] >= 0:
+                        end = max(end, position_of[step.last_release_of_value[value]])
+                    held_until = self._held_until.get(value, -1)
+                    if held_until < step.overwritten_at[value]:
+                        end = max(end, held_until)
+            self._end_of_storage[storage] = end
+
+    def _summed(self) -> Bytes:
+        """Return what is live at each position, workspaces included."""
+        step = self._step
+        num_positions = step.num_ops + len(self.replayed_ops)
+        change = np.zeros(num_positions + 2, dtype=np.int64)
+        change[self.position_of_op] = step.made_bytes
+        ends = np.array(self._position_of, dtype=np.int64)
+        change[ends + 1] -= step.freed_bytes
+        extra: dict[int, int] = {}
+        for storage, end in self._end_of_storage.items():
+            num_bytes = step.storage_bytes[storage]
+            plain_end = self._position_of[step.plain_end_of_storage[storage]] + 1
+            extra[plain_end] = extra.get(plain_end, 0) + num_bytes
+            extra[end + 1] = extra.get(end + 1, 0) - num_bytes
+        for value, first, last in self._buffers:
+            extra[first] = extra.get(first, 0) + step.value_bytes[value]
+            extra[last + 1] = extra.get(last + 1, 0) - step.value_bytes[value]
+        if extra:
+            change[list(extra)] += np.fromiter(extra.values(), dtype=np.int64, count=len(extra))
+        memory: Bytes = np.cumsum(change[:num_positions]) + step.resident_bytes
+        memory[self.position_of_op] += step.workspace_bytes
+        if self.replayed_ops:
+            runs = np.array(self._run_times) + np.arange(len(self.replayed_ops))
+            memory[runs] += step.workspace_bytes[self.replayed_ops]
+        return memory
+
+    def live_at(self, position: int) -> tuple[LiveBytes, ...]:
+        """Return what is live there by the module that made it, the largest first."""
+        step = self._step
+        by_module: dict[str, int] = {"(there before the step)": step.resident_bytes}
+
+        def add(op_index: int, num_bytes: int) -> None:
+            op = step.profile.ops[op_index]
+            name = op.module if op.module is not None else _NAMES_OUTSIDE[op.phase]
+            by_module[name] = by_module.get(name, 0) + num_bytes
+
+        for storage, start in enumerate(step.storage_start):
+            if 0 <= start < NEVER and self._position_of[start] <= position:
+                end = self._end_of_storage.get(storage, self._position_of[step.plain_end_of_storage[storage]])
+                if position <= end:
+                    add(start, step.storage_bytes[storage])
+        for value, first, last in self._buffers:
+            if first <= position <= last:
+                made_at = step.value_op[value]
+                add(made_at if made_at >= 0 else step.overwritten_at[value], step.value_bytes[value])
+        op_index = int(np.searchsorted(self.position_of_op, position))
+        if step.num_ops and self.position_of_op[op_index] == position:
+            add(op_index, int(step.workspace_bytes[op_index]))
+        elif step.num_ops:
+            run_positions = list(map(sum, enumerate(self._run_times)))
+            replayed = self.replayed_ops[run_positions.index(position)]
+            add(replayed, int(step.workspace_bytes[replayed]))
+        live = [LiveBytes(module, num_bytes) for module, num_bytes in by_module.items() if num_bytes]
+        return tuple(sorted(live, key=lambda entry: -entry.num_bytes))
+
+
+_NAMES_OUTSIDE = {Phase.FORWARD: "(loss)", Phase.BACKWARD: "(backward)", Phase.OPTIMIZER: "(optimizer)"}

@@ -1,0 +1,187 @@
+"""The engine's memory, object by object: the oracle for the simulator.
+
+Nothing is computed here. Buffers, held tensors, dropped values and recipes are Python objects that refer to each other
+as those of ``memfit.runtime`` do, and a buffer takes its bytes off the ledger when the last reference to it is gone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+
+from memfit.graph.model_profile import ModelProfile, Phase
+
+
+class Ledger:
+    def __init__(self, resident_bytes: int) -> None:
+        self.live_bytes = resident_bytes
+        self.peak_bytes = resident_bytes
+        self.most_during_op = 0
+
+    def note(self, workspace_bytes: int = 0) -> None:
+        self.most_during_op = max(self.most_during_op, self.live_bytes + workspace_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.most_during_op)
+
+
+class Buffer:
+    def __init__(self, ledger: Ledger, num_bytes: int) -> None:
+        self._ledger, self._num_bytes = ledger, num_bytes
+        ledger.live_bytes += num_bytes
+
+    def __del__(self) -> None:
+        self._ledger.live_bytes -= self._num_bytes
+
+
+class Storage:
+    """A recorded storage; ``dropped`` is what it holds, where that was dropped; ``held`` are those who must copy."""
+
+    def __init__(self, buffer: Buffer | None) -> None:
+        self.buffer = buffer
+        self.dropped: DroppedValue | None = None
+        self.held: list[weakref.ref[HeldTensor]] = []
+
+
+class HeldTensor:
+    def __init__(self, memory: object) -> None:
+        self.memory: object | None = memory
+
+
+class DroppedValue:
+    def __init__(self, recipe: Recipe, value: int) -> None:
+        self.recipe: Recipe | None = recipe
+        self.value = value
+        self.buffer: Buffer | None = None
+        self.num_uses = 0
+
+
+class DroppedUse:
+    def __init__(self, dropped: DroppedValue) -> None:
+        self.dropped = dropped
+        dropped.num_uses += 1
+
+
+@dataclass
+class Recipe:
+    op_index: int
+    sources: list[HeldTensor | DroppedUse]
+    rewritten: DroppedValue | None
+    outputs: list[weakref.ref[DroppedValue]] = field(default_factory=list)
+
+
+class ReferenceEngine:
+    def __init__(self, profile: ModelProfile, recomputed: set[int]) -> None:
+        self.profile = profile
+        self.recomputed = recomputed
+        outside = {value.storage: value.num_bytes for value in profile.values if value.op_index is None}
+        self.ledger = Ledger(sum(outside.values()))
+        self.program: dict[int, Storage] = {storage: Storage(None) for storage in outside}
+        self.outside = set(outside)
+        # Autograd's references: (released after, read before, value, handle).
+        self.saves: list[tuple[int, int, int, HeldTensor | DroppedUse]] = []
+        self.replayed: list[int] = []
+        self.timeline: list[int] = []
+
+    def run(self) -> None:
+        ops, values = self.profile.ops, self.profile.values
+        last_in_model = max((i for i, op in enumerate(ops) if op.module is not None), default=-1)
+        for index, op in enumerate(ops):
+            self.ledger.most_during_op = 0
+            if op.phase is not Phase.FORWARD:
+                for _, read_before, value, handle in sorted(self.saves, key=lambda save: save[2]):
+                    if read_before == index and isinstance(handle, DroppedUse) and handle.dropped.buffer is None:
+                        assert handle.dropped.value == value
+                        self._replay(handle.dropped)
+                    del handle
+            self._run_op(index)
+            self.timeline.append(self.ledger.most_during_op)
+            for storage in [s for s in self.program if s not in self.outside]:
+                ends = {value.dies_after for value in values if value.storage == storage}
+                if None not in ends and max(ends) <= index:
+                    del self.program[storage]
+            if index == last_in_model:
+                for storage in self.program.values():
+                    storage.dropped = None
+            self.saves = [save for save in self.saves if save[0] > index]
+
+    def _run_op(self, index: int) -> None:
+        op, values = self.profile.ops[index], self.profile.values
+        outputs = [output for output in op.outputs if output is not None]
+        recipe: Recipe | None = None
+        if op.phase is Phase.FORWARD:
+            for value in op.rewrites:
+                self._copy_held(value)
+        if any(output in self.recomputed for output in outputs):
+            sources = [self._source(value) for value in op.inputs]
+            rewritten = self.program[values[op.rewrites[0]].storage].dropped if op.rewrites else None
+            recipe = Recipe(index, sources, rewritten if op.rewrites and op.rewrites[0] in op.inputs else None)
+        for value in outputs:
+            if values[value].storage not in self.program:
+                self.program[values[value].storage] = Storage(Buffer(self.ledger, values[value].num_bytes))
+        self.ledger.note(op.workspace_bytes)
+        for value in outputs:
+            storage = self.program[values[value].storage]
+            storage.dropped = None
+            if value in self.recomputed:
+                assert recipe is not None
+                storage.dropped = DroppedValue(recipe, value)
+                recipe.outputs.append(weakref.ref(storage.dropped))
+            for save in values[value].saves:
+                handle = DroppedUse(storage.dropped) if storage.dropped else HeldTensor(storage)
+                self.saves.append((save.released_after, save.read_before, value, handle))
+
+    def _copy_held(self, value: int) -> None:
+        storage = self.program[self.profile.values[value].storage]
+        held = [holder for reference in storage.held if (holder := reference()) is not None]
+        if held:
+            copy = Buffer(self.ledger, self.profile.values[value].num_bytes)
+            for holder in held:
+                holder.memory = copy
+        storage.held = []
+
+    def _source(self, value: int) -> HeldTensor | DroppedUse:
+        storage = self.program[self.profile.values[value].storage]
+        if storage.dropped is not None:
+            assert storage.dropped.value == value
+            return DroppedUse(storage.dropped)
+        held = HeldTensor(storage)
+        storage.held.append(weakref.ref(held))
+        return held
+
+    def _replay(self, dropped: DroppedValue) -> None:
+        assert dropped.recipe is not None
+        needed = {dropped.recipe.op_index: dropped.recipe}
+        stack = [dropped.recipe]
+        while stack:
+            for source in stack.pop().sources:
+                if isinstance(source, DroppedUse) and source.dropped.recipe is not None:
+                    recipe = source.dropped.recipe
+                    if recipe.op_index not in needed:
+                        needed[recipe.op_index] = recipe
+                        stack.append(recipe)
+                    del recipe
+                del source
+        pending = [needed[number] for number in sorted(needed, reverse=True)]
+        needed.clear()
+        while pending:
+            recipe = pending.pop()
+            self._run_recipe(recipe)
+            del recipe
+
+    def _run_recipe(self, recipe: Recipe) -> None:
+        op, values = self.profile.ops[recipe.op_index], self.profile.values
+        self.replayed.append(recipe.op_index)
+        buffers: dict[int, Buffer] = {}
+        for output in op.outputs:
+            if output is None:
+                continue
+            if recipe.rewritten is not None and output == op.outputs[0] and recipe.rewritten.num_uses == 1:
+                assert recipe.rewritten.buffer is not None
+                buffers[output] = recipe.rewritten.buffer
+            else:
+                buffers[output] = Buffer(self.ledger, values[output].num_bytes)
+        self.ledger.note(op.workspace_bytes)
+        for reference in recipe.outputs:
+            dropped = reference()
+            if dropped is not None and dropped.buffer is None:
+                dropped.buffer = buffers[dropped.value]
+                dropped.recipe = None

@@ -1,0 +1,35 @@
+"""The simulator against the engine's memory played object by object."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memfit.graph.model_profile import ModelProfile
+from memfit.planning.simulator import judged, simulate
+from memfit.planning.step import Step
+from tests.planning.drawn_profiles import drawn_profiles
+from tests.planning.reference_engine import ReferenceEngine
+
+
+@settings(max_examples=300, deadline=None)
+@given(drawn_profiles(), st.data())
+def test_simulator_agrees_with_the_engine_played_object_by_object(profile: ModelProfile, data: st.DataObject) -> None:
+    step = Step(profile)
+    percent = data.draw(st.sampled_from((30, 70, 100)))
+    wanted = {value for value in step.plannable if data.draw(st.integers(1, 100)) <= percent}
+    recomputed = step.recomputed_of(wanted)
+    reference = ReferenceEngine(profile, recomputed)
+    reference.run()
+    simulation = simulate(profile, wanted)
+    assert list(simulation.timeline_bytes) == reference.timeline
+    assert simulation.peak_bytes == reference.ledger.peak_bytes
+    assert list(simulation.replayed_ops) == reference.replayed
+    assert simulation.recompute_seconds == sum(profile.ops[op].seconds for op in reference.replayed)
+    assert simulation.recompute_flops == sum(profile.ops[op].flops for op in reference.replayed)
+    assert judged(step, recomputed) == (simulation.peak_bytes, simulation.recompute_seconds)
+    if simulation.timeline_bytes[simulation.peak_op_index] == simulation.peak_bytes:
+        assert sum(live.num_bytes for live in simulation.live_at_peak) == simulation.peak_bytes
+    else:
+        # Nothing that the step makes is as large as what was there before it.
+        assert simulation.peak_bytes == Step(profile).resident_bytes
