@@ -280,22 +280,28 @@ def test_trap_05_a_written_part_counts_as_a_write() -> None:
     assert_same_as_plain(Model(compute), batch())
 
 
-def test_trap_05_a_write_where_the_tape_does_not_listen_is_noticed() -> None:
+@pytest.mark.parametrize("listens_at_root", [False, True])
+def test_trap_05_a_write_that_the_profile_did_not_see(listens_at_root: bool) -> None:
     class Outside(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(2))
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(6))
             self.is_writing = False
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.blocks[0](x)
-            if self.is_writing:
-                y.mul_(3)  # not in the step that was profiled, so that no region covers it
-            return self.blocks[1](y).square().sum()
+            for block in self.blocks:
+                x = block(x)
+                if self.is_writing:
+                    x.mul_(3)
+            return x.square().sum()
 
     model, x = Outside(), batch()
-    plan = memfit.plan(memfit.profile(model, x), strategy=memfit.NoCheckpointing(), force_recompute=["blocks.*"])
-    assert "" not in plan.regions
+    plan = memfit.plan(
+        memfit.profile(model, x),
+        strategy=memfit.NoCheckpointing(),
+        force_recompute=["blocks.*"] if listens_at_root else ["blocks.2", "blocks.3"],
+    )
+    assert ("" in plan.regions) is listens_at_root
     model.is_writing = True
     plain = gradients(model, x)
     with memfit.apply(model, plan):

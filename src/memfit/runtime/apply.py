@@ -18,7 +18,7 @@ from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, wrap_forward
 from memfit.runtime.regions import Region, regions_of
 from memfit.runtime.tape import Tape
-from memfit.runtime.torch_internals import outer_saved_tensors_hooks
+from memfit.runtime.torch_internals import in_function_transform, outer_saved_tensors_hooks
 
 
 def apply(model: nn.Module, plan: Plan) -> Applied:
@@ -86,14 +86,14 @@ class _ForwardPasses:
             tape.close()
 
     def run_model(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or in_function_transform():
             return forward(*args, **kwargs)
         with self._pass():
             return forward(*args, **kwargs)
 
     def runner_in(self, region: Region) -> Runner:
         def run_region(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not torch.is_grad_enabled() or self._is_foreign_call(region):
+            if not torch.is_grad_enabled() or in_function_transform() or self._is_foreign_call(region):
                 return forward(*args, **kwargs)
             with self._pass() as tape, tape.listen(region):
                 return forward(*args, **kwargs)

@@ -13,35 +13,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.runtime.call_arguments import tensors_in
 from memfit.runtime.torch_internals import DispatchMode
+
+# The CUDA caching allocator hands out multiples of this many bytes.
+CUDA_GRANULARITY_BYTES = 512
 
 _ledger_numbers = count()
 
 
+def storage_bytes_on(device: torch.device, tensor: Tensor) -> int:
+    """Return what the storage of ``tensor`` takes of the memory of ``device``: 0 where it lies elsewhere."""
+    if tensor.device.type != device.type or (device.index is not None and tensor.device.index != device.index):
+        return 0
+    num_bytes = tensor.untyped_storage().nbytes()
+    return -(-num_bytes // CUDA_GRANULARITY_BYTES) * CUDA_GRANULARITY_BYTES if device.type == "cuda" else num_bytes
+
+
 class StorageLedger(DispatchMode):
-    """Counts the bytes of the storages made while it is active, and of those it was told to `track`."""
+    """Counts the bytes of the storages that ops make or meet while it is active, and of those it is told to `track`."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.live_bytes = 0
         self.peak_bytes = 0
-        self._device_type = torch.device(device).type
+        self._device = torch.device(device)
         self._attribute = f"_memfit_ledger_{next(_ledger_numbers)}"
 
     def track(self, tensors: Iterable[Tensor]) -> None:
         """Count the storages of ``tensors`` from now until they die."""
         for tensor in tensors:
-            if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
+            if tensor.layout is not torch.strided:
                 continue
             storage = tensor.untyped_storage()
-            if not hasattr(storage, self._attribute):
+            entry: _Entry | None = getattr(storage, self._attribute, None)
+            if entry is None:
                 # An attribute of the storage dies with it, and tells the ledger so.
-                setattr(storage, self._attribute, _Entry(self, storage.nbytes()))
+                setattr(storage, self._attribute, _Entry(self, storage_bytes_on(self._device, tensor)))
+            else:
+                entry.resize(storage_bytes_on(self._device, tensor))
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = op(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if not types:
+            # Compiled code makes storages that no op returns; they are met here, as the input of another op.
+            self.track(tensors_in((args, kwargs)))
+        result = op(*args, **kwargs)
         outputs = result if isinstance(result, (tuple, list)) else (result,)
-        self.track(output for output in outputs if type(output) is Tensor)
+        self.track(output for output in tensors_in(outputs) if type(output) is Tensor)
         return result
 
     def forget(self, tensors: Iterable[Tensor]) -> None:
@@ -65,9 +84,11 @@ def peak_of(step: Callable[[], object], device: torch.device, held: Sequence[Ten
         return torch.cuda.max_memory_allocated(device)
     ledger = StorageLedger(device)
     ledger.track(held)
-    with ledger:
-        step()
-    ledger.forget(held)
+    try:
+        with ledger:
+            step()
+    finally:
+        ledger.forget(held)
     return ledger.peak_bytes
 
 
@@ -76,9 +97,14 @@ class _Entry:
 
     def __init__(self, ledger: StorageLedger, num_bytes: int) -> None:
         self.ledger = ledger
-        self.num_bytes = num_bytes
-        ledger.live_bytes += num_bytes
-        ledger.peak_bytes = max(ledger.peak_bytes, ledger.live_bytes)
+        self.num_bytes = 0
+        self.resize(num_bytes)
+
+    def resize(self, num_bytes: int) -> None:
+        if num_bytes != self.num_bytes:
+            self.ledger.live_bytes += num_bytes - self.num_bytes
+            self.ledger.peak_bytes = max(self.ledger.peak_bytes, self.ledger.live_bytes)
+            self.num_bytes = num_bytes
 
     def __del__(self) -> None:
         self.ledger.live_bytes -= self.num_bytes

@@ -98,7 +98,10 @@ class InPlaceRecipe(Recipe):
         if use.value.num_uses > 1:
             size, stride, _, dtype, _, _ = use.value.geometry
             content = torch.empty_strided(size, stride, dtype=dtype, device=content.device).copy_(content)
-            args[0] = tensor_with(use.geometry, content)
+            # Every argument that lies in the rewritten memory must see the writes, as it did in the forward pass.
+            for position, argument in enumerate(self.args):
+                if isinstance(argument, DroppedUse) and argument.value is use.value:
+                    args[position] = tensor_with(argument.geometry, content)
         self.op(*args, **kwargs)
         return content
 

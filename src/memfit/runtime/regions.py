@@ -41,15 +41,15 @@ class Region:
 
 
 def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
-    """Return the plan's regions with the patterns to drop by."""
+    """Return the plan's regions with the patterns to drop by. A decision belongs to the innermost region around it."""
     # Op name -> the calls seen, in order -> the outputs' decisions, for each region.
     calls: dict[str, dict[str, dict[tuple[str, int], dict[int, bool]]]] = {path: {} for path in plan.regions}
     for text, decision in plan.decisions.items():
         name = parse_value_name(text)
-        for path in plan.regions:
-            if is_within(name.module, path):
-                outputs = calls[path].setdefault(name.op, {}).setdefault((name.module, name.call), {})
-                outputs[name.output] = decision is Decision.RECOMPUTE
+        around = [path for path in plan.regions if is_within(name.module, path)]
+        if around:
+            outputs = calls[max(around, key=len)].setdefault(name.op, {}).setdefault((name.module, name.call), {})
+            outputs[name.output] = decision is Decision.RECOMPUTE
     return [
         Region(
             path,

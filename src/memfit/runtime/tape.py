@@ -60,20 +60,24 @@ class Tape(DispatchMode):
 
     @contextmanager
     def listen(self, region: Region) -> Iterator[None]:
-        """Record what runs inside the block as part of ``region``. Inside another region, that one goes on.
+        """Record what runs inside the block as part of ``region``, which may lie inside another.
 
         Saved-tensor hooks that the model itself put around the region (torch.utils.checkpoint does) have the say there,
         and the tape steps aside.
         """
-        if self._region is not None or outer_saved_tensors_hooks() != self._outer_hooks:
+        outer_region = self._region
+        if outer_region is None and outer_saved_tensors_hooks() != self._outer_hooks:
             yield
             return
         self._region = region
         try:
+            if outer_region is not None:
+                yield
+                return
             with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack), self:
                 yield
         finally:
-            self._region = None
+            self._region = outer_region
 
     def close(self) -> None:
         """Forget how to replay what outlives the forward pass, such as the model's outputs: nobody will ask."""

@@ -41,6 +41,11 @@ def outer_saved_tensors_hooks() -> tuple[PackHook, UnpackHook] | None:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
+def in_function_transform() -> bool:
+    """Return whether a transform of torch.func is at work (grad, vmap, ...): those refuse saved-tensor hooks."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def detached_alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor.detach()``, unseen by any dispatch mode. To be called where autograd is in force."""
     with torch._C._DisableTorchDispatch():
