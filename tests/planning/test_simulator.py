@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.planning.drawn_profiles import drawn_profiles
+from tests.planning.reference_engine import ReferenceEngine
 
 from memfit.graph.model_profile import ModelProfile
 from memfit.planning.simulator import judged, simulate
 from memfit.planning.step import Step
-from tests.planning.drawn_profiles import drawn_profiles
-from tests.planning.reference_engine import ReferenceEngine
 
 
 @settings(max_examples=300, deadline=None)
