@@ -12,11 +12,11 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from memfit.capture.bits import same_bits
 from memfit.capture.kept_state import KeptState
-from memfit.capture.step import Loss, forward, loss_of
+from memfit.capture.step import TrainingStep
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.names import is_within
 from memfit.planning.planner import plan_of_all_that_replays
@@ -41,9 +41,7 @@ class OpOutput(NamedTuple):
     position: int = 0
 
 
-def calibrated(
-    profile: ModelProfile, model: nn.Module, batch: Any, loss: Loss | None, state: KeptState
-) -> ModelProfile:
+def calibrated(profile: ModelProfile, step: TrainingStep, state: KeptState) -> ModelProfile:
     """Return ``profile`` with the values marked that do not come back as they were.
 
     What differs makes all that is replayed from it differ too. So only the first ones are marked, and with those saved,
@@ -52,8 +50,8 @@ def calibrated(
     for _ in range(_MAX_TRIALS):
         differing: set[OpOutput] = set()
         plan = plan_of_all_that_replays(profile)
-        with state.kept(), Applied(model, plan, functools.partial(CalibratingTape, differing)):
-            loss_of(forward(model, batch), loss).backward()
+        with state.kept(), Applied(step.model, plan, functools.partial(CalibratingTape, differing)):
+            step.run_forward_and_backward()
         values = {index for output in differing for index in _values_of(profile, output)}
         if not values:
             return profile

@@ -3,52 +3,75 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from memfit.capture.python_state import AttributeSnapshot
+from memfit.capture.step import TrainingStep
 from memfit.runtime.call_arguments import tensors_in, written_tensors
 from memfit.runtime.op_rules import Treatment, rule_for
 from memfit.runtime.torch_internals import DispatchMode
 
 
 class KeptState:
-    """Puts back, after each step, everything that a training step of ``model`` on ``batch`` changes.
+    """Puts back, after each run of a training step, everything that the step changes.
 
     That is: gradients, the state of random number generators, the plain Python state that modules keep (counters,
-    caches, lists), and each tensor that the forward pass writes: buffers, but also weights, the batch, or tensors in
-    closures. Which those are is found in the first step, and only they are copied.
+    caches, lists), and each tensor that the step writes: buffers, but also weights, the batch, or tensors in closures.
+    Which those are is found in the first run, and only they are copied, to host memory.
+
+    What an optimizer keeps for itself stays from run to run, since the step to be measured is one of many; it goes when
+    the block that `kept_optimizer` goes around ends.
     """
 
-    def __init__(self, model: nn.Module, batch: Any) -> None:
-        self._model = model
-        self._leaves = [*model.parameters(), *(tensor for tensor in tensors_in(batch) if tensor.is_leaf)]
+    def __init__(self, step: TrainingStep) -> None:
+        self._step = step
+        self._leaves = _leaves_of(step)
         self._writes: _FirstWrites | None = None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Run one step inside the block."""
         gradients = [(leaf, leaf.grad) for leaf in self._leaves]
-        attributes = [(vars(module), _snapshot(vars(module))) for module in self._model.modules()]
-        python_random = random.getstate()
+        contents = [(leaf, leaf.detach()) for leaf in self._leaves]
+        attributes = [AttributeSnapshot(vars(module)) for module in self._step.model.modules()]
         for leaf in self._leaves:
             leaf.grad = None
         devices = sorted({leaf.device.index for leaf in self._leaves if leaf.device.type == "cuda"})
         try:
-            with torch.random.fork_rng(devices=devices), self._watching_writes():
+            with torch.random.fork_rng(devices=devices), _kept_random_state(), self._watching_writes():
                 yield
         finally:
-            random.setstate(python_random)
             for leaf, gradient in gradients:
                 leaf.grad = gradient
-            for current, snapshot in attributes:
-                _restore(current, snapshot)
-            assert self._writes is not None
-            self._writes.undo()
+            for leaf, content in contents:
+                if leaf.untyped_storage()._cdata != content.untyped_storage()._cdata:
+                    leaf.data = content
+            for snapshot in attributes:
+                snapshot.restore()
+            if self._writes is not None:
+                self._writes.undo()
+
+    @contextmanager
+    def kept_optimizer(self) -> Iterator[None]:
+        """Run all steps inside the block: afterwards the optimizer knows of none of them."""
+        optimizer = self._step.optimizer
+        if optimizer is None:
+            yield
+            return
+        own = AttributeSnapshot(vars(optimizer))
+        groups = [AttributeSnapshot(group) for group in optimizer.param_groups]
+        states = [AttributeSnapshot(state) for state in optimizer.state.values()]
+        try:
+            yield
+        finally:
+            for snapshot in (own, *groups, *states):
+                snapshot.restore()
 
     @contextmanager
     def _watching_writes(self) -> Iterator[None]:
@@ -61,41 +84,52 @@ class KeptState:
             yield
 
 
+def existed_before(tensor: Tensor) -> bool:
+    """Return whether the tensor's storage was there when the first run of the step ended, or earlier."""
+    return hasattr(tensor.untyped_storage(), "_memfit_step")
+
+
 class _FirstWrites(DispatchMode):
-    """Copies each tensor from outside the step before the step's first write to it."""
+    """Copies each tensor from outside the step before the step's first write to it, and marks all storages it meets."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._token = object()
+        self._made_here = object()
         self._copies: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = rule_for(op)
-        if rule.treatment is Treatment.VIEW or types:
+        if types:
+            return op(*args, **kwargs)
+        self._mark(tensors_in((args, kwargs)), None)
+        if rule.treatment is Treatment.VIEW:
             return op(*args, **kwargs)
         written = written_tensors(rule, args, kwargs)
         if rule.batch_norm_arguments is not None:
             written = tensors_in([args[place] for place in rule.batch_norm_arguments])
         for tensor in written:
-            if self._is_from_outside(tensor):
+            if tensor.layout is torch.strided and _step_mark_on(tensor) is not self._made_here:
                 whole = _whole_storage_of(tensor)
-                self._copies.append((whole, whole.clone()))
+                self._copies.append((whole, whole.to("cpu", copy=True)))
+                self._mark([tensor], self._made_here, again=True)
         result = op(*args, **kwargs)
-        for tensor in tensors_in([written, result]):
-            if tensor.layout is torch.strided:
-                tensor.untyped_storage()._memfit_step = self._token  # type: ignore[attr-defined]
+        self._mark(tensors_in([result]), self._made_here)
         return result
 
-    def _is_from_outside(self, tensor: Tensor) -> bool:
-        if tensor.layout is not torch.strided:
-            return False
-        return getattr(tensor.untyped_storage(), "_memfit_step", None) is not self._token
+    def _mark(self, tensors: list[Tensor], mark: object, *, again: bool = False) -> None:
+        for tensor in tensors:
+            if tensor.layout is torch.strided and (again or not hasattr(tensor.untyped_storage(), "_memfit_step")):
+                tensor.untyped_storage()._memfit_step = mark  # type: ignore[attr-defined]
 
     def undo(self) -> None:
         """Write back what the tensors held."""
         for tensor, copy in self._copies:
             tensor.copy_(copy)
+
+
+def _step_mark_on(tensor: Tensor) -> object:
+    return getattr(tensor.untyped_storage(), "_memfit_step", None)
 
 
 def _whole_storage_of(tensor: Tensor) -> Tensor:
@@ -106,35 +140,21 @@ def _whole_storage_of(tensor: Tensor) -> Tensor:
     )
 
 
-def _snapshot(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return each attribute with a copy of the state behind it, where it has one that steps change."""
-    return {name: (value, _state_of(value)) for name, value in attributes.items()}
+def _leaves_of(step: TrainingStep) -> list[Tensor]:
+    leaves: list[Tensor] = list(step.model.parameters())
+    leaves += [tensor for tensor in tensors_in(step.batch) if tensor.is_leaf]
+    if step.optimizer is not None:
+        leaves += [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
+    return list({id(leaf): leaf for leaf in leaves}.values())
 
 
-def _state_of(value: Any) -> Any:
-    if isinstance(value, (list, dict, set, deque)):
-        return value.copy()
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, random.Random):
-        return value.getstate()
-    return None
-
-
-def _restore(attributes: dict[str, Any], snapshot: dict[str, tuple[Any, Any]]) -> None:
-    for name in attributes.keys() - snapshot.keys():
-        del attributes[name]
-    for name, (value, state) in snapshot.items():
-        attributes[name] = value
-        if isinstance(value, list):
-            value[:] = state
-        elif isinstance(value, deque):
-            value.clear()
-            value.extend(state)
-        elif isinstance(value, (dict, set)):
-            value.clear()
-            value.update(state)
-        elif isinstance(value, torch.Generator):
-            value.set_state(state)
-        elif isinstance(value, random.Random):
-            value.setstate(state)
+@contextmanager
+def _kept_random_state() -> Iterator[None]:
+    """Put back the state of the generators of Python and, where it is in use, of NumPy."""
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    with ExitStack() as stack:
+        stack.callback(random.setstate, python_state)
+        if numpy is not None:
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
+        yield

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from memfit.capture.blocks import find_blocks
 from memfit.capture.calibration import calibrated
 from memfit.capture.kept_state import KeptState
-from memfit.capture.layer_types import layer_type_of
-from memfit.capture.recorder import StepRecorder
+from memfit.capture.layers import measured_blocks
+from memfit.capture.recorder import NothingKeptError, StepRecorder
+from memfit.capture.recording import Recording, values_of
 from memfit.capture.scopes import ModuleScopes
-from memfit.capture.step import Loss, forward, loss_of
+from memfit.capture.step import Loss, TrainingStep
 from memfit.errors import InvalidParameterError
-from memfit.graph.model_profile import Block, ModelProfile, RecordedOp, RecordedValue
-from memfit.graph.names import is_within
-from memfit.layers.profile import LayerMemoryProfile
-from memfit.runtime.call_arguments import tensors_in
+from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_wrapping import is_wrapped
 from memfit.runtime.ledger import peak_of
@@ -28,71 +28,87 @@ from memfit.runtime.ledger import peak_of
 _NUM_TIMED_STEPS = 3
 
 
-def profile(model: nn.Module, batch: Any, *, loss: Loss | None = None) -> ModelProfile:
+def profile(
+    model: nn.Module, batch: Any, *, loss: Loss | None = None, optimizer: torch.optim.Optimizer | None = None
+) -> ModelProfile:
     """Measure one training step of ``model`` on ``batch`` and describe it as data.
 
     A tuple or list is passed as ``model(*batch)``, a dict as ``model(**batch)``, anything else as ``model(batch)``.
     ``loss(output)`` gives the scalar to differentiate; without it, the output's own loss, the output itself where it is
-    a scalar, or the mean of its floating tensors. The model is left as it was: weights, buffers, gradients, random
-    number generators, and the counters and caches its modules keep.
+    a scalar, or the mean of its floating tensors. With an ``optimizer``, its step is part of the step. Everything is
+    left as it was: weights, buffers, gradients, random number generators, the counters and caches that modules keep,
+    and the optimizer's state.
     """
     _refuse_unfit(model)
-    device = _device_of(model, batch)
-    scopes = ModuleScopes()
-    recorder = StepRecorder(scopes, model)
-
-    def recorded_step() -> None:
-        with scopes.watching(model), recorder.recording():
-            value = loss_of(forward(model, batch), loss)
-        value.backward()
-
-    def plain_step() -> None:
-        loss_of(forward(model, batch), loss).backward()
-
-    state = KeptState(model, batch)
-    with state.kept():
-        recorded_step()
-    with state.kept():
-        peak_bytes = peak_of(plain_step, device, held=_tensors_of(model, batch))
-    seconds = []
-    for _ in range(_NUM_TIMED_STEPS):
+    step = TrainingStep(model, batch, loss, optimizer)
+    device = _device_of(step)
+    state = KeptState(step)
+    with state.kept_optimizer():
         with state.kept():
-            seconds.append(_seconds_of(plain_step, device))
-    ops, values = tuple(recorder.ops), tuple(recorder.values)
-    measured = ModelProfile(
-        ops=ops,
-        values=values,
-        blocks=_blocks(model, list(scopes.seen), ops, values),
-        peak_bytes=peak_bytes,
-        step_seconds=median(seconds),
-        device=str(device),
-        fingerprint=fingerprint_of(model),
-    )
-    return calibrated(measured, model, batch, loss, state)
+            step.run()
+        with state.kept():
+            scopes, recording = _recorded(step, device)
+        with state.kept():
+            natural = _recorded_without_saves(step, device)
+        with state.kept(), _no_garbage_collection():
+            peak_bytes = peak_of(step.run, device, held=recording.outside)
+        seconds = []
+        for _ in range(_NUM_TIMED_STEPS):
+            with state.kept():
+                seconds.append(_seconds_of(step.run, device))
+        ops, values = tuple(recording.ops), values_of(recording, natural)
+        measured = ModelProfile(
+            ops=ops,
+            values=values,
+            blocks=measured_blocks(model, list(scopes.seen), ops, values),
+            peak_bytes=peak_bytes,
+            step_seconds=median(seconds),
+            device=str(device),
+            fingerprint=fingerprint_of(model),
+        )
+        return calibrated(measured, step, state)
 
 
-def _blocks(
-    model: nn.Module, called: list[str], ops: tuple[RecordedOp, ...], values: tuple[RecordedValue, ...]
-) -> tuple[Block, ...]:
-    return tuple(
-        Block(path, _layer(layer_idx, path, ops, values)) for layer_idx, path in enumerate(find_blocks(model, called))
-    )
+def _recorded(step: TrainingStep, device: torch.device) -> tuple[ModuleScopes, Recording]:
+    scopes = ModuleScopes()
+    recorder = StepRecorder(scopes, device, step.tensors())
+    try:
+        with scopes.watching(step.model), _no_garbage_collection():
+            held = step.run(recorder.during)
+    finally:
+        recording = recorder.close()
+    del held
+    return scopes, recording
 
 
-def _layer(
-    layer_idx: int, path: str, ops: tuple[RecordedOp, ...], values: tuple[RecordedValue, ...]
-) -> LayerMemoryProfile:
-    inside = [op for op in ops if op.module is not None and is_within(op.module, path)]
-    made = {index for op in inside for index in op.outputs if index is not None}
-    return LayerMemoryProfile(
-        layer_idx=layer_idx,
-        layer_type=layer_type_of([op.op for op in inside]),
-        activation_size_bytes=sum(values[index].num_bytes for index in made if values[index].is_saved),
-        recompute_flops=sum(op.flops for op in inside),
-    )
+def _recorded_without_saves(step: TrainingStep, device: torch.device) -> Recording | None:
+    """Record a forward pass in which autograd's saves keep nothing alive; None where the model cannot run so."""
+    scopes = ModuleScopes()
+    recorder = StepRecorder(scopes, device, step.tensors(), keeps_saves=False)
+    try:
+        with scopes.watching(step.model), _no_garbage_collection():
+            held = step.run_forward(recorder.during)
+    except NothingKeptError:
+        return None
+    finally:
+        recording = recorder.close()
+    del held
+    return recording
 
 
-def _seconds_of(step: Any, device: torch.device) -> float:
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Let nothing die but by its last reference, so that two runs of one program see the same deaths."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _seconds_of(step: Callable[[], object], device: torch.device) -> float:
     _wait_for(device)
     begin = time.perf_counter()
     step()
@@ -105,12 +121,8 @@ def _wait_for(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def _tensors_of(model: nn.Module, batch: Any) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers(), *tensors_in(batch)]
-
-
-def _device_of(model: nn.Module, batch: Any) -> torch.device:
-    for tensor in _tensors_of(model, batch):
+def _device_of(step: TrainingStep) -> torch.device:
+    for _, tensor in step.tensors():
         return tensor.device
     return torch.device("cpu")
 

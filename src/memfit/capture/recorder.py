@@ -1,127 +1,276 @@
-"""Records the ops of a forward pass and the values they make, as data."""
+"""Writes down a training step op by op: what each read and made, when storages die, what autograd saves and reads."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from memfit.capture.kept_state import existed_before
+from memfit.capture.op_facts import facts_of
+from memfit.capture.plain_tensors import is_plain, only_plain
+from memfit.capture.recording import NewValue, Recording, SeenSave
 from memfit.capture.scopes import ModuleScopes
-from memfit.graph.model_profile import RecordedOp, RecordedValue, Replay, Save
+from memfit.graph.model_profile import Phase, RecordedOp, Replay
 from memfit.graph.names import ValueName
 from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, tensors_in, written_tensors
+from memfit.runtime.ledger import storage_bytes_on
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
 from memfit.runtime.torch_internals import DispatchMode, detached_alias
 
+UNSEEN_OP = "memfit.unseen"
+"""The op that stands for making a storage which no op returned: a Python number made a tensor, compiled code."""
+
+
+class NothingKeptError(Exception):
+    """The forward pass itself asked autograd for a save, in a run in which saves keep nothing."""
+
 
 class StepRecorder(DispatchMode):
-    """A dispatch mode that writes down every op inside `recording`, and which values autograd saves there."""
+    """A dispatch mode that fills ``recording`` with what runs inside `during`, until `close`.
 
-    def __init__(self, scopes: ModuleScopes, model: nn.Module) -> None:
+    ``outside`` names what exists before the step. Without ``keeps_saves``, autograd's saves keep no storage alive;
+    only forward passes can be run that way.
+    """
+
+    def __init__(
+        self,
+        scopes: ModuleScopes,
+        device: torch.device,
+        outside: Iterable[tuple[str, Tensor]],
+        *,
+        keeps_saves: bool = True,
+    ) -> None:
         super().__init__()
-        owned = [*model.named_parameters(), *model.named_buffers()]
-        self._names_of_owned = {tensor.untyped_storage()._cdata: name for name, tensor in owned}
-        self.ops: list[RecordedOp] = []
+        self.recording = Recording()
         self._scopes = scopes
-        self._values: list[tuple[str, int, int | None]] = []
-        self._saved: set[int] = set()
-        self._num_calls: Counter[tuple[str | None, str]] = Counter()
-        self._token = object()
+        self._device = device
+        self._keeps_saves = keeps_saves
+        self._phase = Phase.FORWARD
+        self._num_begun = 0
+        self._num_calls: Counter[tuple[str, str]] = Counter()
+        self._is_open = True
+        for name, tensor in outside:
+            if tensor.layout is torch.strided and self._mark_on(tensor) is None:
+                self._number_outside(name, tensor)
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record what runs inside the block."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, _itself), self:
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Record what runs inside the block as part of ``phase``."""
+        self._phase = phase
+        with ExitStack() as stack:
+            if phase is Phase.FORWARD:
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+            stack.enter_context(self)
             yield
 
-    @property
-    def values(self) -> list[RecordedValue]:
-        """The values recorded so far."""
-        return [
-            RecordedValue(name, num_bytes, op_index, storage=index, saves=(Save(0, 0),) if index in self._saved else ())
-            for index, (name, num_bytes, op_index) in enumerate(self._values)
-        ]
+    def close(self) -> Recording:
+        """End the recording: what is alive now outlives the step. Take all marks off what came from outside."""
+        self._is_open = False
+        for tensor in self.recording.outside:
+            del tensor.untyped_storage()._memfit_mark  # type: ignore[attr-defined]
+        return self.recording
+
+    def storage_died(self, number: int) -> None:
+        """Note that a storage is gone."""
+        if self._is_open:
+            self.recording.died_after[number] = self._num_begun - 1
+
+    def save_released(self, number: int) -> None:
+        """Note that autograd let go of a save."""
+        if self._is_open:
+            self.recording.saves[number].released_after = self._num_begun - 1
+
+    # What runs.
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = rule_for(op)
-        if rule.treatment is Treatment.VIEW or types:
+        if not only_plain(types):
             return op(*args, **kwargs)
-        module = self._scopes.current
-        call = self._num_calls[module, rule.name]
-        self._num_calls[module, rule.name] += 1
+        if rule.treatment is Treatment.VIEW:
+            for tensor in tensors_in(args[:1]):
+                self._value_of(tensor)
+            return op(*args, **kwargs)
+        read = [self._value_of(tensor) for tensor in tensors_in((args, kwargs))]
         written = written_tensors(rule, args, kwargs)
         rewrites = tuple(index for tensor in written if (index := self._value_of(tensor)) is not None)
         replay = _replay_of(rule, args, written)
         overwritten = set(rewrites) if rule.treatment is Treatment.OVERWRITE else set()
-        read = [self._value_of(tensor) for tensor in tensors_in((args, kwargs))]
         inputs = tuple(dict.fromkeys(index for index in read if index is not None and index not in overwritten))
-        result = op(*args, **kwargs)
+        self._num_begun += 1
+        try:
+            result = op(*args, **kwargs)
+        except BaseException:
+            self._num_begun -= 1
+            raise
         results = written or (result if isinstance(result, (tuple, list)) else (result,))
-        self.ops.append(
+        flops = _flops(op, args, kwargs, result)
+        name = self._next_name(rule.name)
+        recording = self.recording
+        recording.facts.append(facts_of(rule, args, kwargs, results, flops))
+        recording.ops.append(
             RecordedOp(
-                module=module,
+                module=self._module,
                 op=rule.name,
-                call=call,
+                call=name.call,
                 inputs=inputs,
                 outputs=tuple(
-                    self._new_value(tensor, ValueName(module or "", rule.name, call, position), bool(written))
+                    self._new_value(tensor, name._replace(output=position), bool(written))
                     for position, tensor in enumerate(results)
                 ),
                 rewrites=rewrites,
-                flops=_flops(op, args, kwargs, result),
+                flops=flops,
                 replay=replay,
+                phase=self._phase,
             )
         )
         return result
+
+    @property
+    def _module(self) -> str | None:
+        # A checkpoint inside the model runs modules once more in the backward pass: that is backward's work.
+        return self._scopes.current if self._phase is Phase.FORWARD else None
+
+    def _next_name(self, op: str) -> ValueName:
+        module = self._module
+        if module is None:
+            # Parentheses keep these apart from any module's path.
+            module = "(loss)" if self._phase is Phase.FORWARD else f"({self._phase})"
+        call = self._num_calls[module, op]
+        self._num_calls[module, op] += 1
+        return ValueName(module, op, call)
+
+    # Which value a tensor is.
 
     def _new_value(self, result: Any, name: ValueName, is_rewritten: bool) -> int | None:
         """Number the new content of a result's storage; None where the op made no new content."""
         if not isinstance(result, Tensor) or result.layout is not torch.strided:
             return None
-        storage = result.untyped_storage()
-        if self._number_on(storage) is not None and not is_rewritten:
+        mark = self._mark_on(result)
+        if mark is not None and not is_rewritten:
             return None
-        return self._number(storage, str(name), len(self.ops))
+        op_index = len(self.recording.ops)
+        num_bytes = storage_bytes_on(self._device, result)
+        if mark is None:
+            return self._number_storage(str(name), result, op_index)
+        if self.recording.values[mark.value].num_bytes != num_bytes:
+            # Resized: what was there is given back, and this is a storage of its own.
+            self.storage_died(mark.storage)
+            mark.storage = self._new_storage()
+        return self._number_value(mark, str(name), num_bytes, op_index)
 
     def _value_of(self, tensor: Tensor) -> int | None:
-        """Return the number of what the tensor's storage holds, numbering it now if it came from outside."""
+        """Return the number of what the tensor's storage holds, numbering it now if it is new here."""
         if tensor.layout is not torch.strided:
             return None
-        storage = tensor.untyped_storage()
-        index = self._number_on(storage)
-        if index is not None:
-            return index
-        name = self._names_of_owned.get(storage._cdata, f"outside#{len(self._values)}")
-        return self._number(storage, name, None)
+        mark = self._mark_on(tensor)
+        if mark is not None:
+            return mark.value
+        if existed_before(tensor):
+            return self._number_outside(f"outside#{self.recording.num_storages}", tensor)
+        return self._number_unseen(tensor)
 
-    def _number(self, storage: torch.UntypedStorage, name: str, op_index: int | None) -> int:
-        index = len(self._values)
-        self._values.append((name, storage.nbytes(), op_index))
-        storage._memfit_number = (self._token, index)  # type: ignore[attr-defined]
+    def _number_outside(self, name: str, tensor: Tensor) -> int:
+        index = self._number_storage(name, tensor, None)
+        self.recording.outside.append(tensor.detach())
         return index
 
-    def _number_on(self, storage: torch.UntypedStorage) -> int | None:
+    def _number_unseen(self, tensor: Tensor) -> int:
+        self._num_begun += 1
+        name = self._next_name(UNSEEN_OP)
+        recording = self.recording
+        index = self._number_storage(str(name), tensor, len(recording.ops))
+        recording.facts.append(facts_of(None, (), {}, (), 0))
+        recording.ops.append(
+            RecordedOp(
+                module=self._module,
+                op=UNSEEN_OP,
+                call=name.call,
+                inputs=(),
+                outputs=(index,),
+                rewrites=(),
+                flops=0,
+                replay=Replay.STATEFUL,
+                phase=self._phase,
+            )
+        )
+        return index
+
+    def _number_storage(self, name: str, tensor: Tensor, op_index: int | None) -> int:
+        mark = _Mark(self, self._new_storage())
+        tensor.untyped_storage()._memfit_mark = mark  # type: ignore[attr-defined]
+        return self._number_value(mark, name, storage_bytes_on(self._device, tensor), op_index)
+
+    def _number_value(self, mark: _Mark, name: str, num_bytes: int, op_index: int | None) -> int:
+        mark.value = len(self.recording.values)
+        self.recording.values.append(NewValue(name, num_bytes, op_index, mark.storage))
+        return mark.value
+
+    def _new_storage(self) -> int:
+        self.recording.num_storages += 1
+        return self.recording.num_storages - 1
+
+    def _mark_on(self, tensor: Tensor) -> _Mark | None:
         # An attribute of a storage lives as long as the storage: no later one at its address can be mistaken for it.
-        token, index = getattr(storage, "_memfit_number", (None, None))
-        return index if token is self._token else None
+        mark: _Mark | None = getattr(tensor.untyped_storage(), "_memfit_mark", None)
+        return mark if mark is not None and mark.recorder is self else None
 
-    def _pack(self, tensor: Tensor) -> Tensor:
-        if type(tensor) is Tensor or isinstance(tensor, torch.nn.Parameter):
-            index = self._value_of(tensor)
-            if index is not None:
-                self._saved.add(index)
-            return tensor if tensor.is_leaf else detached_alias(tensor)
-        return tensor if tensor.is_leaf else tensor.detach()
+    # What autograd saves.
+
+    def _pack(self, tensor: Tensor) -> Any:
+        if not is_plain(tensor) or tensor.layout is not torch.strided:
+            return tensor if tensor.is_leaf else tensor.detach()
+        index = self._value_of(tensor)
+        assert index is not None
+        number = len(self.recording.saves)
+        self.recording.saves.append(SeenSave(index, self._num_begun, self._module))
+        kept = (tensor if tensor.is_leaf else detached_alias(tensor)) if self._keeps_saves else None
+        return _SaveHandle(self, number, kept)
+
+    def _unpack(self, packed: Any) -> Tensor:
+        if not isinstance(packed, _SaveHandle):
+            assert isinstance(packed, Tensor)
+            return packed
+        if packed.tensor is None:
+            raise NothingKeptError
+        save = self.recording.saves[packed.number]
+        if save.read_before is None and self._is_open:
+            save.read_before = self._num_begun
+        return packed.tensor
 
 
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
+class _Mark:
+    """Attached to a storage: which one it is, and the value that it holds now. Tells when the storage dies."""
+
+    __slots__ = ("recorder", "storage", "value")
+
+    def __init__(self, recorder: StepRecorder, storage: int) -> None:
+        self.recorder = recorder
+        self.storage = storage
+        self.value = -1
+
+    def __del__(self) -> None:
+        self.recorder.storage_died(self.storage)
+
+
+class _SaveHandle:
+    """What autograd holds in the place of a saved tensor. Tells when it is released."""
+
+    __slots__ = ("number", "recorder", "tensor")
+
+    def __init__(self, recorder: StepRecorder, number: int, tensor: Tensor | None) -> None:
+        self.recorder = recorder
+        self.number = number
+        self.tensor = tensor
+
+    def __del__(self) -> None:
+        self.recorder.save_released(self.number)
 
 
 def _replay_of(rule: OpRule, args: Any, written: list[Tensor]) -> Replay:

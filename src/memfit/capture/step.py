@@ -3,15 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from memfit.errors import InvalidParameterError
+from memfit.graph.model_profile import Phase
 from memfit.runtime.call_arguments import tensors_in
 
 Loss = Callable[[Any], Tensor]
+PhaseContext = Callable[[Phase], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """A model, a batch for it, the loss and, where the step is to end with one, the optimizer."""
+
+    model: nn.Module
+    batch: Any
+    loss: Loss | None = None
+    optimizer: torch.optim.Optimizer | None = None
+
+    def run(self, around: PhaseContext = nullcontext) -> object:
+        """Run the step, each phase inside ``around(phase)``; return the output and the loss.
+
+        A training loop has both in hand while backward runs, so they live as long here.
+        """
+        held = self.run_forward_and_backward(around)
+        if self.optimizer is not None:
+            with around(Phase.OPTIMIZER):
+                self.optimizer.step()
+        return held
+
+    def run_forward_and_backward(self, around: PhaseContext = nullcontext) -> object:
+        """Run the step without the optimizer, and return the output and the loss."""
+        output, loss = self.run_forward(around)
+        with around(Phase.BACKWARD):
+            loss.backward()
+        return output, loss
+
+    def run_forward(self, around: PhaseContext = nullcontext) -> tuple[Any, Tensor]:
+        """Run the forward pass and the loss, and return the output and the loss."""
+        with around(Phase.FORWARD):
+            output = forward(self.model, self.batch)
+            return output, loss_of(output, self.loss)
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """Return what is known to exist before the step, by name: parameters, buffers, batch, optimizer state."""
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        named += [(f"batch#{number}", tensor) for number, tensor in enumerate(tensors_in(self.batch))]
+        if self.optimizer is not None:
+            # The state is a mapping from parameters; only what it maps them to is state.
+            states = tensors_in(list(self.optimizer.state.values()))
+            named += [(f"optimizer state#{number}", tensor) for number, tensor in enumerate(states)]
+        return named
 
 
 def forward(model: nn.Module, batch: Any) -> Any:

@@ -1,0 +1,54 @@
+"""Reads from an op call what decides how long it takes: shapes, strides, types, FLOPs and the bytes it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.capture.recording import OpFacts
+from memfit.runtime.call_arguments import tensors_in
+from memfit.runtime.op_rules import OpRule
+
+# They read as much of their table as they return, however long it is.
+_GATHERS = {"aten.embedding", "aten.index", "aten.index_select", "aten.gather", "aten._unsafe_index", "aten.slice_copy"}
+
+
+def facts_of(rule: OpRule | None, args: Any, kwargs: Any, results: Iterable[Any], flops: int) -> OpFacts:
+    """Return the facts of a call that gave ``results``."""
+    if rule is None or rule.name.startswith(("aten.empty", "aten.new_empty")):
+        return OpFacts(None, 0, 0, None)
+    inputs = tensors_in((args, kwargs))
+    made_bytes = sum(_touched_bytes(tensor) for tensor in tensors_in(list(results)))
+    read_bytes = sum(_touched_bytes(tensor) for tensor in inputs)
+    if rule.name in _GATHERS:
+        read_bytes = min(read_bytes, made_bytes)
+    dtype = next((tensor.dtype for tensor in inputs if tensor.is_floating_point()), None)
+    return OpFacts(signature_of(rule, args, kwargs), flops, made_bytes + read_bytes, dtype)
+
+
+def signature_of(rule: OpRule, args: Any, kwargs: Any) -> Any:
+    """Return something hashable that two calls share when they run the same kernel on the same geometry."""
+    return rule.name, _signature(args), _signature(tuple(sorted(kwargs.items())) if kwargs else ())
+
+
+def _signature(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        if argument.layout is not torch.strided:
+            return argument.layout, argument.shape, argument.dtype
+        return argument.shape, argument.stride(), argument.dtype, argument.device
+    if isinstance(argument, (list, tuple)):
+        return tuple(_signature(item) for item in argument)
+    if isinstance(argument, (int, str, torch.dtype, torch.device, torch.memory_format)) or argument is None:
+        return argument
+    return type(argument)
+
+
+def _touched_bytes(tensor: Tensor) -> int:
+    num_bytes = tensor.numel() * tensor.element_size()
+    if tensor.layout is not torch.strided:
+        return num_bytes
+    # An expanded tensor has more elements than there are numbers behind it.
+    return min(num_bytes, tensor.untyped_storage().nbytes())

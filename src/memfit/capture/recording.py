@@ -1,0 +1,110 @@
+"""What one recorded run of a step left: its ops and values by number, when storages died, what autograd saved.
+
+Two recordings make a profile's values. One is of the whole step as it is; the other is of a forward pass in which
+autograd's saves kept nothing alive, and tells how long the program itself needs each storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memfit.graph.model_profile import Phase, RecordedOp, RecordedValue, Save
+
+
+@dataclass(slots=True)
+class NewValue:
+    """A value as it is first seen."""
+
+    name: str
+    num_bytes: int
+    op_index: int | None
+    storage: int
+
+
+@dataclass(slots=True)
+class SeenSave:
+    """One save by autograd, made in ``module`` before the op at ``seen_before``. The rest is filled in later."""
+
+    value: int
+    seen_before: int
+    module: str | None
+    read_before: int | None = None
+    released_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """What tells how long an op takes: its signature (equal ones take the same time), its work and its precision."""
+
+    signature: Any
+    flops: int
+    moved_bytes: int
+    dtype: torch.dtype | None
+
+
+@dataclass(slots=True)
+class Recording:
+    """One run of a step, as it is written."""
+
+    ops: list[RecordedOp] = field(default_factory=list)
+    facts: list[OpFacts] = field(default_factory=list)
+    values: list[NewValue] = field(default_factory=list)
+    saves: list[SeenSave] = field(default_factory=list)
+    died_after: dict[int, int] = field(default_factory=dict)
+    outside: list[torch.Tensor] = field(default_factory=list)
+    num_storages: int = 0
+
+
+def values_of(recording: Recording, natural: Recording | None) -> tuple[RecordedValue, ...]:
+    """Return the values of the whole step.
+
+    ``natural`` is the forward pass without saves. Where there is none, or where it took another way than the step (a
+    program may draw from a source that cannot be put back), storages count as needed for as long as they really lived.
+    """
+    died_after = dict(recording.died_after)
+    if natural is not None and _same_way(recording, natural):
+        died_after.update(natural.died_after)
+    saves: dict[int, list[Save]] = {}
+    for save in recording.saves:
+        saves.setdefault(save.value, []).append(
+            Save(
+                op_index=_saving_op(save, recording.ops),
+                read_before=len(recording.ops) if save.read_before is None else save.read_before,
+                released_after=len(recording.ops) - 1 if save.released_after is None else save.released_after,
+            )
+        )
+    return tuple(
+        RecordedValue(
+            name=value.name,
+            num_bytes=value.num_bytes,
+            op_index=value.op_index,
+            storage=value.storage,
+            dies_after=died_after.get(value.storage),
+            saves=tuple(sorted(saves.get(index, ()), key=lambda save: (save.read_before, save.released_after))),
+        )
+        for index, value in enumerate(recording.values)
+    )
+
+
+def _saving_op(save: SeenSave, ops: list[RecordedOp]) -> int | None:
+    """Return the op for whose sake autograd saved: it saves inputs just before an op runs, results just after."""
+    following = ops[save.seen_before] if save.seen_before < len(ops) else None
+    if (
+        following is not None
+        and following.phase is Phase.FORWARD
+        and following.module == save.module
+        and save.value in following.inputs
+    ):
+        return save.seen_before
+    return save.seen_before - 1 if save.seen_before else None
+
+
+def _same_way(recording: Recording, natural: Recording) -> bool:
+    forward = [op for op in recording.ops if op.phase is Phase.FORWARD]
+    return len(forward) == len(natural.ops) and all(
+        (a.module, a.op, a.inputs, a.outputs, a.rewrites) == (b.module, b.op, b.inputs, b.outputs, b.rewrites)
+        for a, b in zip(forward, natural.ops, strict=True)
+    )
