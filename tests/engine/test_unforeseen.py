@@ -119,6 +119,46 @@ def test_forward_without_gradients_is_the_plain_one(mode: Callable[[], Any]) -> 
     assert not outputs[1].requires_grad
 
 
+class TakesGradientInside(nn.Module):
+    """Uses torch.func.grad in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(torch.func.grad(lambda y: torch.sin(self.inner(y)).sum())(x))
+
+
+def test_torch_func_grad_inside_of_a_model_is_refused_by_torch_at_profile_and_leaves_the_model_as_it_was() -> None:
+    # A known limit: torch.func.grad refuses to run under saved-tensor hooks, which is what a plan is made of. The
+    # error must come before training, and come as torch wrote it.
+    def build() -> Step:
+        torch.manual_seed(RUN_SEED)
+        return TakesGradientInside(), torch.randn(4, 6), mean_of_squares
+
+    model, batch, loss = build()
+    with pytest.raises(RuntimeError, match="don't yet support saved tensor hooks"):
+        memfit.profile(model, batch, loss=loss)
+    assert_same(trace_steps(build()), trace_steps((model, batch, loss)))
+
+
+@both_plans
+def test_torch_func_grad_over_an_applied_model_runs_it_plainly(plan_for: PlanFor) -> None:
+    def scenario(step: Step) -> Trace:
+        model, batch, loss = step
+        weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+        def loss_at(weights: dict[str, Tensor], row: Tensor) -> Tensor:
+            return loss(torch.func.functional_call(model, weights, (row[None],)))
+
+        whole = torch.func.grad(lambda weights: loss_at(weights, batch.detach()[0]))(weights)
+        by_row = torch.func.vmap(torch.func.grad(loss_at), (None, 0))(weights, batch.detach())
+        return look("per row", model, whole=whole, by_row=by_row) | trace_steps(step)
+
+    assert_same_under(BY_NAME["smooth-fp64"], plan_for, scenario)
+
+
 def test_batch_overwritten_before_backward_is_an_error_that_describes_it() -> None:
     example = Example("shifted", shifted_blocks, has_blocks=True)
     step = example.build()

@@ -118,8 +118,8 @@ class ForceField(nn.Module):
         return energy, -gradient
 
 
-class FunctionalTransforms(nn.Module):
-    """Uses torch.func inside: a vmap over rows and a gradient of a functional call."""
+class VectorisedMap(nn.Module):
+    """Uses torch.func.vmap over its rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,8 +128,7 @@ class FunctionalTransforms(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = torch.func.vmap(lambda row: torch.tanh(self.inner(row)) * row.sum())(x)
-        slope = torch.func.grad(lambda y: torch.sin(self.inner(y)).sum())(x)
-        return self.outer(rows + slope)
+        return self.outer(rows.sin())
 
 
 class OtherHooks(nn.Module):
@@ -200,7 +199,7 @@ EXAMPLES = (
     Example("compiled-block-wrapped", alone(partial(CompiledBlocks, False)), has_blocks=True),
     Example("conditional", alone(Conditional)),
     Example("force-field", force_field),
-    Example("functional-transforms", alone(FunctionalTransforms)),
+    Example("vectorised-map", alone(VectorisedMap)),
     Example("other-saved-tensor-hooks", alone(OtherHooks), has_blocks=True),
     Example("tensor-hooks", alone(TensorHooks), has_blocks=True),
     Example("non-persistent-buffers", alone(NonPersistentBuffers), has_blocks=True),
