@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from memfit.capture.calibration import calibrated
+from memfit.capture.clocks import clock_for, wait_for
 from memfit.capture.kept_state import KeptState
 from memfit.capture.layers import measured_blocks
+from memfit.capture.op_costs import OpTimer, with_costs
 from memfit.capture.recorder import NothingKeptError, StepRecorder
 from memfit.capture.recording import Recording, values_of
 from memfit.capture.scopes import ModuleScopes
@@ -26,6 +28,9 @@ from memfit.runtime.forward_wrapping import is_wrapped
 from memfit.runtime.ledger import peak_of
 
 _NUM_TIMED_STEPS = 3
+# Ops are timed for this long, or for as long as this many steps take, whichever is longer.
+_OP_TIMING_SECONDS = 0.5
+_OP_TIMING_STEPS = 4
 
 
 def profile(
@@ -56,7 +61,11 @@ def profile(
         for _ in range(_NUM_TIMED_STEPS):
             with state.kept():
                 seconds.append(_seconds_of(step.run, device))
-        ops, values = tuple(recording.ops), values_of(recording, natural)
+        timer = OpTimer(clock_for(device), budget_seconds=max(_OP_TIMING_SECONDS, _OP_TIMING_STEPS * median(seconds)))
+        with state.kept(), timer:
+            step.run_forward_and_backward()
+        ops = with_costs(recording.ops, recording.facts, timer.costs(), device)
+        values = values_of(recording, natural)
         measured = ModelProfile(
             ops=ops,
             values=values,
@@ -109,16 +118,11 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _seconds_of(step: Callable[[], object], device: torch.device) -> float:
-    _wait_for(device)
+    wait_for(device)
     begin = time.perf_counter()
     step()
-    _wait_for(device)
+    wait_for(device)
     return time.perf_counter() - begin
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def _device_of(step: TrainingStep) -> torch.device:

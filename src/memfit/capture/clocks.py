@@ -1,0 +1,118 @@
+"""Measures how long one call takes on a device, and what it takes of the device's memory while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+Call = Callable[[], object]
+
+_MIN_REPEATS = 3
+_MAX_REPEATS = 30
+# Enough to see past a single disturbance; what takes longer is repeated less.
+_SECONDS_PER_CALL = 2e-3
+
+
+class Cost(NamedTuple):
+    """What one call costs: its seconds, and the most bytes it held beyond its results."""
+
+    seconds: float
+    workspace_bytes: int = 0
+
+
+class Clock(Protocol):
+    """Measures calls on one kind of device."""
+
+    def cost_of(self, call: Call) -> Cost:
+        """Run ``call`` several times and return what one run costs."""
+        ...
+
+    def run_once(self, call: Call) -> tuple[Any, float]:
+        """Run ``call`` once and return its result and its seconds."""
+        ...
+
+
+def clock_for(device: torch.device) -> Clock:
+    """Return the clock for ``device``."""
+    return CudaClock(device) if device.type == "cuda" else WallClock(device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when all work queued on ``device`` is done."""
+    if device.type not in ("cpu", "meta"):
+        torch.accelerator.synchronize(device)
+
+
+class WallClock:
+    """Wall time: the median of repeats after a first run that warms caches up."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def cost_of(self, call: Call) -> Cost:
+        """Run ``call`` several times and return what one run costs."""
+        first = self._seconds(call)
+        repeats = min(_MAX_REPEATS, max(_MIN_REPEATS, int(_SECONDS_PER_CALL / max(first, 1e-7))))
+        return Cost(median(self._seconds(call) for _ in range(repeats)))
+
+    def run_once(self, call: Call) -> tuple[Any, float]:
+        """Run ``call`` once and return its result and its seconds."""
+        wait_for(self._device)
+        begin = time.perf_counter()
+        result = call()
+        wait_for(self._device)
+        return result, time.perf_counter() - begin
+
+    def _seconds(self, call: Call) -> float:
+        return self.run_once(call)[1]
+
+
+class CudaClock:
+    """CUDA events around many launches at once, queued behind a pause so that no gap between launches is counted."""
+
+    _NUM_BATCHES = 3
+    # More than the host needs to launch one op from Python.
+    _PAUSE_SECONDS_PER_LAUNCH = 40e-6
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        properties = torch.cuda.get_device_properties(device)
+        self._cycles_per_second = 1e3 * getattr(properties, "clock_rate", 2_000_000)
+
+    def cost_of(self, call: Call) -> Cost:
+        """Run ``call`` several times and return what one run costs."""
+        call()
+        workspace_bytes = self._workspace_bytes(call)
+        once = self._seconds(call, 1)
+        repeats = min(_MAX_REPEATS, max(_MIN_REPEATS, int(_SECONDS_PER_CALL / max(once, 1e-6))))
+        return Cost(median(self._seconds(call, repeats) for _ in range(self._NUM_BATCHES)), workspace_bytes)
+
+    def _workspace_bytes(self, call: Call) -> int:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        result = call()
+        with_result = torch.cuda.memory_allocated(self._device)
+        del result
+        return max(0, torch.cuda.max_memory_allocated(self._device) - with_result)
+
+    def run_once(self, call: Call) -> tuple[Any, float]:
+        """Run ``call`` once and return its result and its seconds."""
+        results: list[object] = []
+        seconds = self._seconds(lambda: results.append(call()), 1)
+        return results[0], seconds
+
+    def _seconds(self, call: Call, repeats: int) -> float:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.device(self._device):
+            # Public in all but name: torch's own benchmarks pause a stream with it (2.11, 2.13).
+            torch.cuda._sleep(int(repeats * self._PAUSE_SECONDS_PER_LAUNCH * self._cycles_per_second))
+            begin.record()
+            for _ in range(repeats):
+                call()
+            end.record()
+            end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / repeats

@@ -1,0 +1,69 @@
+"""Estimates an op's time from its work: the longer of its FLOPs and its bytes at the rates the device reaches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from memfit.capture.clocks import clock_for
+from memfit.capture.recording import OpFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Rates of a device. ``flops_per_second`` is by precision; one that is not there runs at the lowest of them."""
+
+    flops_per_second: Mapping[torch.dtype | None, float]
+    bytes_per_second: float
+    shortest_seconds: float = 0.0
+
+    def seconds_of(self, fact: OpFacts) -> float:
+        """Return the estimated seconds of an op; none for one that does nothing, such as an allocation."""
+        if fact.flops == 0 and fact.moved_bytes == 0:
+            return 0.0
+        seconds = max(fact.moved_bytes / self.bytes_per_second, self.shortest_seconds)
+        if fact.flops and self.flops_per_second:
+            rate = self.flops_per_second.get(fact.dtype) or min(self.flops_per_second.values())
+            seconds = max(seconds, fact.flops / rate)
+        return seconds
+
+    @staticmethod
+    def of_measured(measured: Iterable[tuple[OpFacts, float]]) -> Roofline | None:
+        """Return the rates that measured ops reached on the whole, or None where no op tells of the memory's."""
+        flops: dict[torch.dtype | None, float] = defaultdict(float)
+        flop_seconds: dict[torch.dtype | None, float] = defaultdict(float)
+        moved_bytes, byte_seconds, shortest = 0, 0.0, float("inf")
+        for fact, seconds in measured:
+            if seconds <= 0:
+                continue
+            if fact.flops:
+                flops[fact.dtype] += fact.flops
+                flop_seconds[fact.dtype] += seconds
+            elif fact.moved_bytes:
+                moved_bytes += fact.moved_bytes
+                byte_seconds += seconds
+                shortest = min(shortest, seconds)
+        if not byte_seconds:
+            return None
+        return Roofline(
+            {dtype: flops[dtype] / flop_seconds[dtype] for dtype in flops}, moved_bytes / byte_seconds, shortest
+        )
+
+    @staticmethod
+    def of_device(device: torch.device, dtypes: Iterable[torch.dtype] = ()) -> Roofline:
+        """Measure the device: a product of large matrices in each of ``dtypes``, and a copy beyond its caches."""
+        clock = clock_for(device)
+        width = 4096 if device.type == "cuda" else 512
+        rates: dict[torch.dtype | None, float] = {}
+        with torch.no_grad():
+            for dtype in dict.fromkeys(dtypes):
+                matrix = torch.ones(width, width, dtype=dtype, device=device)
+                rates[dtype] = 2 * width**3 / clock.cost_of(lambda matrix=matrix: matrix @ matrix).seconds  # type: ignore[misc]
+            source = torch.ones(2**28 if device.type == "cuda" else 2**24, dtype=torch.uint8, device=device)
+            target = torch.empty_like(source)
+            bytes_per_second = 2 * source.numel() / clock.cost_of(lambda: target.copy_(source)).seconds
+            dot = torch.ones(1, device=device)
+            return Roofline(rates, bytes_per_second, clock.cost_of(lambda: dot + dot).seconds)
