@@ -146,3 +146,9 @@ def test_equal_numbers_are_the_same(left: Tensor, right: Tensor) -> None:
 def test_unequal_things_differ(left: Any, right: Any) -> None:
     with pytest.raises(StepsDifferError):
         assert_same(dict(leaves("it", left)), dict(leaves("it", right)))
+
+
+def test_the_sign_of_zero_is_counted_as_a_difference() -> None:
+    left, right = torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])
+    with pytest.raises(StepsDifferError, match=r"it: 1 of 2 numbers differ, by up to 0 "):
+        assert_same(dict(leaves("it", left)), dict(leaves("it", right)))

@@ -128,7 +128,7 @@ def every_convolution() -> Step:
     return EveryConvolution(), batch, lambda outputs: sum(mean_of_squares(output) for output in outputs)
 
 
-class SyncedStatistics(nn.Module):
+class UnusualBatchNorms(nn.Module):
     """Batch norms of which some are frozen, some without statistics, some with a cumulative average."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class SyncedStatistics(nn.Module):
         self.frozen = nn.BatchNorm1d(5)
         self.linear = nn.Linear(5, 5)
 
-    def train(self, mode: bool = True) -> SyncedStatistics:
+    def train(self, mode: bool = True) -> UnusualBatchNorms:
         super().train(mode)
         self.frozen.eval()
         return self
@@ -152,7 +152,7 @@ class SyncedStatistics(nn.Module):
 
 def batch_norms() -> Step:
     """Return a model of unusual batch norms."""
-    return SyncedStatistics(), torch.randn(6, 5), mean_of_squares
+    return UnusualBatchNorms(), torch.randn(6, 5), mean_of_squares
 
 
 EXAMPLES = (

@@ -79,7 +79,7 @@ class InPlaceActivations(nn.Module):
         return x.mul_(2).add_(1).sigmoid_()
 
 
-class InPlaceNorm(nn.Module):
+class WritesThroughViews(nn.Module):
     """Overwrites part of a view of an activation that several ops have used already."""
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ def list_mutated_between_blocks() -> Step:
 EXAMPLES = (
     Example("in-place-residuals", alone(InPlaceResiduals), has_blocks=True),
     Example("in-place-activations", alone(InPlaceActivations), has_blocks=True),
-    Example("in-place-on-views", alone(InPlaceNorm)),
+    Example("in-place-on-views", alone(WritesThroughViews)),
     Example("list-mutated-between-blocks", list_mutated_between_blocks, has_blocks=True),
     Example("keyword-mutated-after-use", alone(KeywordMutatedAfterUse), has_blocks=True),
     Example("closure-mutated-after-use", alone(ClosureMutatedAfterUse), has_blocks=True),
