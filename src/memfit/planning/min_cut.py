@@ -1,0 +1,202 @@
+"""Which values to hold and which to replay, at given prices: one minimum cut. Numbers in, numbers out.
+
+For a time ``t`` of the step, every value that is needed after ``t`` (the backward pass reads it, or a replay that is
+still to come starts from it) either takes memory at ``t`` or is replayed after ``t``. With a price on each held value,
+the cheapest choice is a minimum cut (after Goldberg and Tarjan's project selection; PyTorch's partitioner cuts the
+same graph with bytes alone)::
+
+    source ── seconds of the op ──▶ op ── price of the value ──▶ value ── ∞ ──▶ the ops that read it
+                                                                  value ── ∞ ──▶ sink, where backward reads it
+
+An op on the sink's side is replayed; a value on the sink's side whose op is on the source's side is held. What is live
+at ``t`` whatever one decides is not in the graph: parameters, the batch, what the program itself still refers to, and
+what is being read. A value that backward reads and that may not be replayed is held, at its price, and not in the graph
+either; other values of ops that may not be replayed hang on the source. An op in place is replayed only where what it
+rewrites is (the engine's rule): op ── ∞ ──▶ op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from memfit.planning.step import Step
+
+_SOURCE, _SINK = 0, 1
+# SciPy's flows are whole numbers of 32 bits. All seconds together are this many units.
+_TOTAL_UNITS = 2**28
+_INFINITE = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A choice: what is recomputed, the seconds of its replays, and a lower bound on seconds plus prices paid.
+
+    ``bound`` is at most the least that any choice costs, rounding included.
+    """
+
+    recomputed: frozenset[int]
+    seconds: float
+    held: tuple[int, ...]
+    bound: float
+
+
+class HoldOrReplay:
+    """The graph for one time of the step. ``cut`` may then be called with any prices."""
+
+    def __init__(self, step: Step, time: int, may_be_recomputed: Set[int]) -> None:
+        self._step = step
+        self._may_be_recomputed = may_be_recomputed
+        self._rewrites: list[tuple[int, int]] = []
+        self.values: list[int] = []
+        self.always_held: set[int] = set()
+        self._value_node: dict[int, int] = {}
+        self._op_node: dict[int, int] = {}
+        self._num_nodes = 2
+        edges = self._edges(time)
+        self._seconds_per_unit = max(sum(step.op_seconds[op] for op in self._op_node), 1e-12) / _TOTAL_UNITS
+        self._fix_structure(edges)
+
+    @property
+    def highest_price(self) -> float:
+        """A price per byte beyond which nothing is held for the sake of any op's seconds."""
+        return self._seconds_per_unit * _TOTAL_UNITS * 2
+
+    def _edges(self, time: int) -> list[tuple[int, int, int]]:
+        """Return (tail, head, kind) with kind -1 for infinite, 2·op for seconds, 2·value + 1 for a price."""
+        step = self._step
+        edges: list[tuple[int, int, int]] = []
+        queue: list[int] = []
+
+        def node_of(value: int) -> int | None:
+            """Return the value's node, or None where it takes memory at that time in any case."""
+            if value in self.always_held or self._is_free(value, time):
+                return None
+            if value not in self._value_node:
+                self._value_node[value] = self._num_nodes
+                self._num_nodes += 1
+                self.values.append(value)
+                queue.append(value)
+            return self._value_node[value]
+
+        read_later = [
+            value
+            for value, recorded in enumerate(step.profile.values)
+            if any(save.read_before > time for save in recorded.saves) and not self._is_free(value, time)
+        ]
+        self.always_held.update(value for value in read_later if not self._may_be_dropped(value))
+        self._read_later = [value for value in read_later if value not in self.always_held]
+        for value in self._read_later:
+            if (node := node_of(value)) is not None:
+                edges.append((node, _SINK, -1))
+        while queue:
+            value = queue.pop()
+            node = self._value_node[value]
+            op = step.value_op[value]
+            if not self._may_be_dropped(value):
+                edges.append((_SOURCE, node, 2 * value + 1))
+                continue
+            if op not in self._op_node:
+                self._op_node[op] = self._num_nodes
+                self._num_nodes += 1
+                edges.append((_SOURCE, self._op_node[op], 2 * op))
+                rewritten = step.rewritten_input_of_op[op]
+                for read in step.op_inputs[op]:
+                    if (input_node := node_of(read)) is not None:
+                        edges.append((input_node, self._op_node[op], -1))
+                # Later, what it rewrites may have been brought back already and lie there.
+                if rewritten >= 0 and time < min(step.read_times, default=time + 1):
+                    self._rewrites.append((step.value_op[rewritten], op))
+            edges.append((self._op_node[op], node, 2 * value + 1))
+        edges.extend(
+            (self._op_node[before], self._op_node[op], -1) for before, op in self._rewrites if before in self._op_node
+        )
+        return edges
+
+    def _is_free(self, value: int, time: int) -> bool:
+        step = self._step
+        if step.value_op[value] < 0 or step.natural_end_of_storage[step.value_storage[value]] >= time:
+            return True
+        return any(save.read_before <= time <= save.released_after for save in step.profile.values[value].saves)
+
+    def _may_be_dropped(self, value: int) -> bool:
+        """An op in place starts from what is dropped itself, all the way back to an op that makes something new."""
+        while value >= 0:
+            if value not in self._may_be_recomputed:
+                return False
+            value = self._step.rewritten_input_of_op[self._step.value_op[value]]
+        return True
+
+    def _fix_structure(self, edges: list[tuple[int, int, int]]) -> None:
+        tails = np.array([tail for tail, _, _ in edges], dtype=np.int32)
+        heads = np.array([head for _, head, _ in edges], dtype=np.int32)
+        kinds = np.array([kind for _, _, kind in edges], dtype=np.int64)
+        order = np.lexsort((heads, tails))
+        tails, self._heads, kinds = tails[order], heads[order], kinds[order]
+        self._row_starts = np.searchsorted(tails, np.arange(self._num_nodes + 1)).astype(np.int32)
+        seconds = np.array(self._step.op_seconds)
+        self._capacities = np.full(len(edges), _INFINITE, dtype=np.int32)
+        is_seconds = (kinds >= 0) & (kinds % 2 == 0)
+        # Rounded down, here and below: then the flow is a lower bound.
+        self._capacities[is_seconds] = np.floor(seconds[kinds[is_seconds] // 2] / self._seconds_per_unit)
+        self._is_price = (kinds >= 0) & (kinds % 2 == 1)
+        self._priced_values = kinds[self._is_price] // 2
+        # More than all seconds is as good as infinite. What hangs on the source must not overflow the flow's sum.
+        hangs_on_source = tails[self._is_price] == _SOURCE
+        num_hanging = max(int(hangs_on_source.sum()), 1)
+        self._most_units = np.where(hangs_on_source, min(2**30 // num_hanging, 2 * _TOTAL_UNITS), 2 * _TOTAL_UNITS)
+
+    def cut(self, price_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]) -> Cut:
+        """Return the cheapest choice; ``price_of`` gives, for value indices, the seconds that holding each is worth."""
+        always_held = tuple(sorted(self.always_held))
+        always_paid = float(price_of(np.array(always_held, dtype=np.int64)).sum())
+        if not self.values:
+            return Cut(frozenset(), 0.0, always_held, always_paid)
+        units = np.floor(price_of(self._priced_values) / self._seconds_per_unit)
+        self._capacities[self._is_price] = np.minimum(units, self._most_units)
+        shape = (self._num_nodes, self._num_nodes)
+        graph = csr_array((self._capacities, self._heads, self._row_starts), shape=shape)
+        result = maximum_flow(graph, _SOURCE, _SINK)
+        residual = graph.astype(np.int64) - result.flow
+        residual.data[residual.data < 0] = 0
+        residual.eliminate_zeros()
+        reached = np.zeros(self._num_nodes, dtype=bool)
+        reached[breadth_first_order(residual, _SOURCE, return_predecessors=False)] = True
+        may_run = {op for op, node in self._op_node.items() if not reached[node]}
+        recomputed, replayed, held = self._walked(may_run)
+        return Cut(
+            recomputed=frozenset(recomputed),
+            seconds=sum(self._step.op_seconds[op] for op in replayed),
+            held=(*always_held, *held),
+            bound=always_paid + float(result.flow_value) * self._seconds_per_unit,
+        )
+
+    def _walked(self, may_run: set[int]) -> tuple[set[int], set[int], list[int]]:
+        """Return what is recomputed, which ops run for it, and what is held, from what backward reads on.
+
+        An edge that costs nothing may be cut without need; what nobody asks for is neither replayed nor held.
+        """
+        step = self._step
+        recomputed: set[int] = set()
+        replayed: set[int] = set()
+        held: list[int] = []
+        seen = set(self._read_later)
+        stack = list(self._read_later)
+        while stack:
+            value = stack.pop()
+            op = step.value_op[value]
+            if op not in may_run or not self._may_be_dropped(value):
+                held.append(value)
+                continue
+            recomputed.add(value)
+            if op not in replayed:
+                replayed.add(op)
+                asked = [read for read in step.op_inputs[op] if read in self._value_node and read not in seen]
+                seen.update(asked)
+                stack.extend(asked)
+        return recomputed, replayed, held
