@@ -7,8 +7,8 @@ from tests.engine.plans import LAYER_PLANS, VALUE_PLANS, PlanFor
 from tests.engine.scenarios import SCENARIOS, Scenario, assert_same_under
 from tests.engine.zoo import BY_NAME
 
-# Dropout; batch norm and in-place ReLUs; routing by data with counters; low precision copies of weights.
-EXAMPLES = ("gpt", "resnet", "mixture-of-experts", "gpt-autocast-inside")
+# Dropout; batch norm and in-place ReLUs; routing by data with counters; copies of weights in low precision; float64.
+EXAMPLES = ("gpt", "resnet", "mixture-of-experts", "gpt-autocast-inside", "smooth-fp64")
 
 
 @pytest.mark.parametrize("plan_for", [LAYER_PLANS[0], VALUE_PLANS[0]], ids=lambda plan_for: plan_for.__name__)
