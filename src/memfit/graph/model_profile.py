@@ -7,6 +7,7 @@ first, then the backward pass.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -73,8 +74,8 @@ class RecordedOp:
 
     ``module`` is the path of the module it ran in, None for the loss and whatever else ran outside the model, and for
     the backward pass. ``rewrites`` are the values that it wrote over; those it also read are among its ``inputs``.
-    ``outputs`` are the new values by position, None where an output is no new value. ``workspace_bytes`` is what it took
-    for itself while it ran, beyond its outputs.
+    ``outputs`` are the new values by position, None where an output is no new value. ``workspace_bytes`` is what it
+    took for itself while it ran, beyond its outputs.
     """
 
     module: str | None
@@ -104,7 +105,7 @@ class ModelProfile:
 
     ``peak_bytes`` is the measured peak of the plain step: everything that lived on the device, parameters included.
     ``device_bytes`` is all the memory that the device has, ``free_bytes`` how much of it this step can have at most,
-    counting what it holds already; None where that is not known.
+    counting what it holds already; None where that is not known. ``measured_with`` says how the numbers came about.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -116,6 +117,20 @@ class ModelProfile:
     fingerprint: str
     device_bytes: int | None = None
     free_bytes: int | None = None
+    measured_with: str = "real step"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile to ``path`` as JSON, compressed where the path ends in ``.gz``."""
+        from memfit.graph.profile_file import save_profile
+
+        save_profile(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> ModelProfile:
+        """Return the profile in the file at ``path``; what is wrong with it is a ``PlanFileError`` with the place."""
+        from memfit.graph.profile_file import load_profile
+
+        return load_profile(path)
 
     @property
     def layers(self) -> tuple[LayerMemoryProfile, ...]:

@@ -1,12 +1,15 @@
 """JSON documents with a format and a version: read with the place of each mistake, written whole or not at all.
 
-What a document means is up to the module of its format; see ``files`` for lists of layers and plans over them.
+What a document means is up to the module of its format; see ``files`` for lists of layers and plans over them. A path
+that ends in ``.gz`` is written compressed; what is compressed is read so, whatever it is called.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +18,9 @@ from memfit.layers.validation import shown
 
 LARGEST_DOCUMENT_BYTES = 2**28
 """Files past this size are refused unread: a list of a million layers stays below it."""
+
+
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -71,7 +77,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         target = Path(path)
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
-            part.write_text(text, encoding="utf-8", newline="\n")
+            content = text.encode()
+            # Without a time of writing inside, equal documents make equal files.
+            part.write_bytes(gzip.compress(content, mtime=0) if target.suffix == ".gz" else content)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
@@ -85,6 +93,8 @@ def _read_text(path: str | os.PathLike[str]) -> str:
             content = file.read(LARGEST_DOCUMENT_BYTES + 1)
     except (OSError, ValueError, TypeError) as error:
         raise PlanFileError(f"{path}: cannot be read: {_reason(error)}") from None
+    if content.startswith(_GZIP_MAGIC):
+        content = _decompressed(content, path)
     if len(content) > LARGEST_DOCUMENT_BYTES:
         raise PlanFileError(f"{path}: larger than {LARGEST_DOCUMENT_BYTES} bytes, the most memfit reads from a file")
     try:
@@ -93,6 +103,17 @@ def _read_text(path: str | os.PathLike[str]) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise PlanFileError(f"{path}: line {line}: byte {error.start} is not UTF-8 text") from None
+
+
+def _decompressed(content: bytes, path: str | os.PathLike[str]) -> bytes:
+    stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        text = stream.decompress(content, LARGEST_DOCUMENT_BYTES + 1)
+    except zlib.error as error:
+        raise PlanFileError(f"{path}: cannot be decompressed: {error}") from None
+    if not stream.eof and len(text) <= LARGEST_DOCUMENT_BYTES:
+        raise PlanFileError(f"{path}: the compressed file ends too early: it may be cut off")
+    return text
 
 
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

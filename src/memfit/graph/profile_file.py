@@ -1,0 +1,230 @@
+"""Files of profiles: JSON, one op, one value or one block a line. What an entry leaves out has its usual value.
+
+Ops refer to values, and values to ops, by their place in the file's lists.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from memfit.errors import InvalidParameterError, PlanFileError
+from memfit.graph.model_profile import Block, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
+from memfit.layers.document import check_fields, check_kind, read_document, write_text
+from memfit.layers.profile import LayerMemoryProfile, LayerTypeHint
+from memfit.layers.validation import shown, whole_number
+
+PROFILE_FORMAT = "memfit-profile"
+PROFILE_VERSION = 1
+
+_LISTS = ("ops", "values", "blocks")
+_HEAD = ("peak_bytes", "step_seconds", "device", "fingerprint", "device_bytes", "free_bytes", "measured_with")
+_OP_DEFAULTS: dict[str, Any] = {
+    "module": None,
+    "inputs": [],
+    "outputs": [],
+    "rewrites": [],
+    "flops": 0,
+    "replay": Replay.YES.name,
+    "phase": Phase.FORWARD.name,
+    "seconds": 0.0,
+    "workspace_bytes": 0,
+}
+_VALUE_DEFAULTS: dict[str, Any] = {"op_index": None, "dies_after": None, "saves": [], "comes_back": True}
+_LAYER_FIELDS = ("layer_idx", "layer_type", "activation_size_bytes", "recompute_flops")
+
+
+def save_profile(profile: ModelProfile, path: str | os.PathLike[str]) -> None:
+    """Write ``profile`` to ``path`` in one go: whoever reads it sees the old file or the new one, never a part."""
+    head: dict[str, Any] = {"format": PROFILE_FORMAT, "version": PROFILE_VERSION}
+    head |= {name: getattr(profile, name) for name in _HEAD}
+    entries = {
+        "blocks": map(_block_entry, profile.blocks),
+        "ops": map(_op_entry, profile.ops),
+        "values": map(_value_entry, profile.values),
+    }
+    parts = [f'  "{name}": {_text(value)}' for name, value in head.items()]
+    parts += [f'  "{name}": {_lines(listed)}' for name, listed in entries.items()]
+    write_text(path, "{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
+    """Return the profile in the file at ``path``; what is wrong with it is a ``PlanFileError`` with the place."""
+    document = read_document(path)
+    check_kind(document, path, expected=PROFILE_FORMAT, version=PROFILE_VERSION)
+    check_fields(document, f"{path}", required=frozenset({"format", "version", *_HEAD, *_LISTS}))
+    for name in _LISTS:
+        if not isinstance(document[name], list):
+            raise PlanFileError(f'{path}: "{name}" must be a list; got {shown(document[name])}')
+    reader = _Reader(len(document["ops"]), len(document["values"]))
+    fields = _read(reader.head, {name: document[name] for name in _HEAD}, f"{path}")
+    for name, read in (("ops", reader.op), ("values", reader.value), ("blocks", reader.block)):
+        entries = enumerate(document[name])
+        fields[name] = tuple(_read(read, entry, f"{path}: {name}[{place}]") for place, entry in entries)
+    return ModelProfile(**fields)
+
+
+def _read(read: Any, entry: Any, place: str) -> Any:
+    try:
+        return read(entry, place)
+    except InvalidParameterError as error:
+        raise PlanFileError(f"{place}: {error}") from None
+
+
+def _op_entry(op: RecordedOp) -> dict[str, Any]:
+    entry = {
+        "op": op.op,
+        "call": op.call,
+        "module": op.module,
+        "inputs": list(op.inputs),
+        "outputs": list(op.outputs),
+        "rewrites": list(op.rewrites),
+        "flops": op.flops,
+        "replay": op.replay.name,
+        "phase": op.phase.name,
+        "seconds": op.seconds,
+        "workspace_bytes": op.workspace_bytes,
+    }
+    return _without(entry, _OP_DEFAULTS)
+
+
+def _value_entry(value: RecordedValue) -> dict[str, Any]:
+    entry = {
+        "name": value.name,
+        "num_bytes": value.num_bytes,
+        "storage": value.storage,
+        "op_index": value.op_index,
+        "dies_after": value.dies_after,
+        "saves": [[save.read_before, save.released_after, save.op_index] for save in value.saves],
+        "comes_back": value.comes_back,
+    }
+    return _without(entry, _VALUE_DEFAULTS)
+
+
+def _block_entry(block: Block) -> dict[str, Any]:
+    layer = block.layer
+    entry: dict[str, Any] = {"path": block.path} | {name: getattr(layer, name) for name in _LAYER_FIELDS}
+    return entry if layer.name is None else entry | {"name": layer.name}
+
+
+def _without(entry: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name not in usual or value != usual[name]}
+
+
+def _lines(entries: Iterable[dict[str, Any]]) -> str:
+    lines = [_text(entry) for entry in entries]
+    return "[\n    " + ",\n    ".join(lines) + "\n  ]" if lines else "[]"
+
+
+def _text(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise InvalidParameterError(f"a profile with a number that is not finite cannot be saved: {value!r}") from None
+
+
+class _Reader:
+    """Reads entries, knowing how many ops and values there are to refer to."""
+
+    def __init__(self, num_ops: int, num_values: int) -> None:
+        self._num_ops = num_ops
+        self._num_values = num_values
+
+    def head(self, entry: dict[str, Any], place: str) -> dict[str, Any]:
+        for name in ("device", "fingerprint", "measured_with"):
+            _string(entry[name], name)
+        for name in ("device_bytes", "free_bytes"):
+            if entry[name] is not None:
+                whole_number(entry[name], name)
+        whole_number(entry["peak_bytes"], "peak_bytes")
+        return entry | {"step_seconds": _seconds(entry["step_seconds"], "step_seconds")}
+
+    def op(self, entry: Any, place: str) -> RecordedOp:
+        fields = check_fields(entry, place, required=frozenset({"op", "call"}), optional=frozenset(_OP_DEFAULTS))
+        fields = _OP_DEFAULTS | fields
+        return RecordedOp(
+            module=fields["module"] if fields["module"] is None else _string(fields["module"], "module"),
+            op=_string(fields["op"], "op"),
+            call=whole_number(fields["call"], "call"),
+            inputs=tuple(self._value_index(index, "inputs") for index in _list(fields["inputs"], "inputs")),
+            outputs=tuple(
+                None if index is None else self._value_index(index, "outputs")
+                for index in _list(fields["outputs"], "outputs")
+            ),
+            rewrites=tuple(self._value_index(index, "rewrites") for index in _list(fields["rewrites"], "rewrites")),
+            flops=whole_number(fields["flops"], "flops", maximum=None),
+            replay=_member(Replay, fields["replay"], "replay"),
+            phase=_member(Phase, fields["phase"], "phase"),
+            seconds=_seconds(fields["seconds"], "seconds"),
+            workspace_bytes=whole_number(fields["workspace_bytes"], "workspace_bytes"),
+        )
+
+    def value(self, entry: Any, place: str) -> RecordedValue:
+        required = frozenset({"name", "num_bytes", "storage"})
+        fields = check_fields(entry, place, required=required, optional=frozenset(_VALUE_DEFAULTS))
+        fields = _VALUE_DEFAULTS | fields
+        if type(fields["comes_back"]) is not bool:
+            raise InvalidParameterError(f"comes_back must be true or false; got {shown(fields['comes_back'])}")
+        return RecordedValue(
+            name=_string(fields["name"], "name"),
+            num_bytes=whole_number(fields["num_bytes"], "num_bytes"),
+            op_index=self._op_index(fields["op_index"], "op_index"),
+            storage=whole_number(fields["storage"], "storage"),
+            dies_after=self._op_index(fields["dies_after"], "dies_after"),
+            saves=tuple(self._save(save) for save in _list(fields["saves"], "saves")),
+            comes_back=fields["comes_back"],
+        )
+
+    def block(self, entry: Any, place: str) -> Block:
+        required = frozenset({"path", *_LAYER_FIELDS})
+        fields = dict(check_fields(entry, place, required=required, optional=frozenset({"name"})))
+        path = _string(fields.pop("path"), "path")
+        layer_type = fields.pop("layer_type")
+        allowed = [str(hint) for hint in LayerTypeHint]
+        if layer_type not in allowed:
+            raise InvalidParameterError(f"layer_type must be one of {', '.join(allowed)}; got {shown(layer_type)}")
+        return Block(path, LayerMemoryProfile(layer_type=LayerTypeHint(layer_type), **fields))
+
+    def _save(self, entry: Any) -> Save:
+        if not isinstance(entry, list) or len(entry) != 3:
+            raise InvalidParameterError(
+                f"saves must be lists of read_before, released_after, op_index; got {shown(entry)}"
+            )
+        # Just past the last op: never read.
+        read_before = whole_number(entry[0], "read_before", maximum=self._num_ops)
+        released_after = whole_number(entry[1], "released_after", maximum=self._num_ops - 1)
+        return Save(read_before, released_after, self._op_index(entry[2], "op_index"))
+
+    def _value_index(self, index: Any, name: str) -> int:
+        return whole_number(index, name, maximum=self._num_values - 1)
+
+    def _op_index(self, index: Any, name: str) -> int | None:
+        return None if index is None else whole_number(index, name, maximum=self._num_ops - 1)
+
+
+def _string(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidParameterError(f"{name} must be a text; got {shown(value)}")
+    return value
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise InvalidParameterError(f"{name} must be a list; got {shown(value)}")
+    return value
+
+
+def _seconds(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise InvalidParameterError(f"{name} must be a number of seconds, at least 0; got {shown(value)}")
+    return float(value)
+
+
+def _member(kind: Any, name: Any, field: str) -> Any:
+    members = kind.__members__
+    if not isinstance(name, str) or name not in members:
+        raise InvalidParameterError(f"{field} must be one of {', '.join(members)}; got {shown(name)}")
+    return members[name]
