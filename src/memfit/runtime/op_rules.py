@@ -6,7 +6,7 @@ Whatever is not known to be a function of its inputs is `OPAQUE`: its outputs ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -35,6 +35,18 @@ class OpRule:
     dropout_argument: int | None = None
     # (running mean, running variance, training) of batch norms, whose schemas hide that they update statistics.
     batch_norm_arguments: tuple[int, int, int] | None = None
+
+    # Every call is a function of its arguments alone: nothing written, drawn, or summed in no fixed order.
+    is_simple: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_simple = (
+            self.treatment is Treatment.PURE
+            and not self.draws_random
+            and self.deterministic_on_cuda
+            and self.batch_norm_arguments is None
+        )
+        object.__setattr__(self, "is_simple", is_simple)
 
 
 # Their schemas do not say that the result shares memory with the input.
@@ -100,17 +112,18 @@ _OVERWRITING = {
 
 _BATCH_NORMS = {"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"}
 
-# By identity: hashing an op runs Python, on every call that the tape hears. Each entry keeps its op alive, so that no
-# other can take over its identity.
-_rules: dict[int, tuple[OpRule, Any]] = {}
+_rules: dict[int, OpRule] = {}
+_ops_with_rules: list[Any] = []
 
 
 def rule_for(op: Any) -> OpRule:
     """Return the rule of ``op`` (an OpOverload or a higher-order operator), reading its schema the first time."""
-    known = _rules.get(id(op))
-    if known is None:
-        known = _rules[id(op)] = (_read_rule(op), op)
-    return known[0]
+    # By identity: hashing an op runs Python, on every call that the tape hears.
+    rule = _rules.get(id(op))
+    if rule is None:
+        rule = _rules[id(op)] = _read_rule(op)
+        _ops_with_rules.append(op)  # kept alive, so that no other op can take over its identity
+    return rule
 
 
 def op_name(op: Any) -> str:

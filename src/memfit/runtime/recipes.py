@@ -4,52 +4,41 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memfit.runtime.values import DroppedUse, DroppedValue, Geometry, Source, tensor_with
+from memfit.runtime.values import DroppedUse, DroppedValue, Geometry, tensor_with
 
 
 class Recipe:
     """One recorded op call: enough to run it again and fill every output that is still wanted.
 
-    ``args`` and ``kwargs`` are the op's, with a `Source` in place of each tensor; ``sources`` lists those once more,
-    flat. ``number`` counts recipes as they are recorded, which is an order in which they can be run; ``lock`` is the
-    one of their tape.
+    ``args`` and ``kwargs`` are the op's, with a `Source` in place of each tensor. ``number`` counts recipes as they are
+    recorded, which is an order in which they can be run; ``lock`` is the one of their tape.
     """
 
-    __slots__ = (
-        "args",
-        "generator",
-        "generator_state",
-        "kwargs",
-        "lock",
-        "number",
-        "op",
-        "outputs",
-        "sources",
-    )
+    __slots__ = ("args", "generator", "generator_state", "kwargs", "lock", "number", "op", "outputs")
 
-    def __init__(
-        self,
-        number: int,
-        lock: threading.RLock,
-        op: Any,
-        args: list[Any],
-        kwargs: dict[str, Any],
-        sources: list[Source],
-    ) -> None:
+    def __init__(self, number: int, lock: threading.RLock, op: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
         self.number = number
         self.lock = lock
         self.op = op
         self.args = args
         self.kwargs = kwargs
-        self.sources = sources
         self.outputs: list[tuple[int, weakref.ref[DroppedValue]]] = []
         self.generator: torch.Generator | None = None
         self.generator_state: Tensor | None = None
+
+    def dropped_sources(self) -> Iterator[DroppedValue]:
+        """Yield the dropped values among what the op reads."""
+        for argument in (*self.args, *self.kwargs.values()):
+            if type(argument) is DroppedUse:
+                yield argument.value
+            elif type(argument) is list:
+                yield from (item.value for item in argument if type(item) is DroppedUse)
 
     def add_output(self, position: int, geometry: Geometry) -> DroppedValue:
         """Return a new dropped value for the op's output at ``position``."""
@@ -91,7 +80,7 @@ class InPlaceRecipe(Recipe):
     __slots__ = ()
 
     def call(self, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-        use = self.sources[0]
+        use = self.args[0]
         assert isinstance(use, DroppedUse)
         content = use.value.tensor
         assert content is not None

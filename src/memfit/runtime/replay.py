@@ -17,9 +17,10 @@ from memfit.runtime.values import DroppedUse, DroppedValue, HeldTensor, Source, 
 def read(source: Source) -> Tensor:
     """Return the tensor behind ``source``, replaying what it takes."""
     if type(source) is HeldTensor:
-        if source.is_stale():
+        tensor = source.tensor
+        if source.version >= 0 and tensor._version != source.version:
             raise StaleValueError(_stale_message(source))
-        return source.tensor
+        return tensor
     assert type(source) is DroppedUse
     value = source.value
     recipe = value.recipe
@@ -63,12 +64,11 @@ def _recipes_for(value: DroppedValue) -> list[Recipe]:
     needed = {value.recipe.number: value.recipe}
     stack = [value.recipe]
     while stack:
-        for source in stack.pop().sources:
-            if type(source) is DroppedUse:
-                recipe = source.value.recipe
-                if recipe is not None and recipe.number not in needed:
-                    needed[recipe.number] = recipe
-                    stack.append(recipe)
+        for source in stack.pop().dropped_sources():
+            recipe = source.recipe
+            if recipe is not None and recipe.number not in needed:
+                needed[recipe.number] = recipe
+                stack.append(recipe)
     if len(needed) == 1:
         return list(needed.values())
     return [needed[number] for number in sorted(needed, reverse=True)]
@@ -79,7 +79,7 @@ def _with_tensors(argument: Any) -> Any:
     kind = type(argument)
     if kind is DroppedUse or kind is HeldTensor:
         return read(argument)
-    if kind is list or kind is tuple:
+    if kind is list:
         return [_with_tensors(item) for item in argument]
     return argument
 

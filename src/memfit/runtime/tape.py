@@ -91,11 +91,12 @@ class Tape(DispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = rule_for(op)
-        kwargs = kwargs or {}
         if rule.treatment is Treatment.VIEW:
-            return op(*args, **kwargs)
-        assert self._region is not None
+            return op(*args, **kwargs) if kwargs else op(*args)
+        kwargs = kwargs or {}
         drop = self._next_pattern(self._region, rule)
+        if drop and rule.is_simple and not types and torch.is_grad_enabled():
+            return self._run_pure_op(op, rule, drop, args, kwargs, args)
         # Tensor subclasses have storages of their own making. With gradients off, the call comes from inside an
         # autograd.Function or compiled code, where raw kernels may rewrite what the dispatcher believes it knows.
         if drop and (types or not torch.is_grad_enabled() or not is_repeatable(rule, args)):
@@ -108,10 +109,11 @@ class Tape(DispatchMode):
             return op(*args, **kwargs)
         return self._run_pure_op(op, rule, drop, args, kwargs, args)
 
-    def _next_pattern(self, region: Region, rule: OpRule) -> DropPattern:
+    def _next_pattern(self, region: Region | None, rule: OpRule) -> DropPattern:
         """Return which outputs of this call to drop, and count the call."""
+        assert region is not None
         patterns = region.patterns.get(rule.name, False)
-        if isinstance(patterns, bool):
+        if patterns is True or patterns is False:
             return patterns
         call = (region, rule.name)
         num_calls = self._num_calls.get(call, 0)
@@ -119,7 +121,7 @@ class Tape(DispatchMode):
         return num_calls < len(patterns) and patterns[num_calls]
 
     def _run_pure_op(self, op: Any, rule: OpRule, drop: DropPattern, args: Any, kwargs: Any, recipe_args: Any) -> Any:
-        draw = _generator_and_state(rule, args, kwargs)
+        draw = _generator_and_state(rule, args, kwargs) if rule.draws_random else None
         result = op(*args, **kwargs)
         recipe = self._record(Recipe, op, rule, recipe_args, kwargs, draw)
         outputs = result if isinstance(result, (tuple, list)) else (result,)
@@ -190,14 +192,12 @@ class Tape(DispatchMode):
                     holder.replace(tensor_with(geometry_of(holder.tensor), copy))
 
     def _record(self, kind: type[_R], op: Any, rule: OpRule, args: Any, kwargs: Any, draw: _Draw | None) -> _R:
-        sources: list[Source] = []
         recipe = kind(
             self._new_recipe_number(),
             self._lock,
             op,
-            [self._with_sources(arg, rule, sources) for arg in args],
-            {name: self._with_sources(arg, rule, sources) for name, arg in kwargs.items()} if kwargs else kwargs,
-            sources,
+            [self._with_sources(arg, rule) for arg in args],
+            {name: self._with_sources(arg, rule) for name, arg in kwargs.items()} if kwargs else kwargs,
         )
         if draw is not None:
             recipe.draws_from(*draw)
@@ -207,14 +207,12 @@ class Tape(DispatchMode):
         self._num_recipes += 1
         return self._num_recipes
 
-    def _with_sources(self, argument: Any, rule: OpRule, sources: list[Source]) -> Any:
-        """Return ``argument`` with sources in place of the tensors in it, and add those to ``sources``."""
+    def _with_sources(self, argument: Any, rule: OpRule) -> Any:
+        """Return ``argument`` with sources in place of the tensors in it."""
         if isinstance(argument, Tensor):
-            source = self._source(argument, rule)
-            sources.append(source)
-            return source
+            return self._source(argument, rule)
         if type(argument) is list or type(argument) is tuple:
-            return [self._with_sources(item, rule, sources) for item in argument]
+            return [self._with_sources(item, rule) for item in argument]
         return argument
 
     def _source(self, tensor: Tensor, rule: OpRule) -> Source:
@@ -222,9 +220,10 @@ class Tape(DispatchMode):
         if tensor.layout is not torch.strided:
             return HeldTensor(tensor, self._region, rule.name)
         note = self._note(tensor.untyped_storage())
-        dropped = note.content(tensor)
-        if dropped is not None:
-            return DroppedUse(dropped, geometry_of(tensor))
+        if note.dropped is not None:
+            dropped = note.content(tensor)
+            if dropped is not None:
+                return DroppedUse(dropped, geometry_of(tensor))
         alias = tensor if _has_no_history(tensor) else detached_alias_below_autograd(tensor)
         held = HeldTensor(alias, self._region, rule.name)
         note.held.append(weakref.ref(held))
@@ -255,9 +254,10 @@ class Tape(DispatchMode):
         is_plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
         if is_plain and tensor.layout is torch.strided:
             note = note_on(tensor.untyped_storage())
-            dropped = note.content(tensor) if note is not None and note.tape_token is self._token else None
-            if dropped is not None:
-                return DroppedUse(dropped, geometry_of(tensor))
+            if note is not None and note.dropped is not None and note.tape_token is self._token:
+                dropped = note.content(tensor)
+                if dropped is not None:
+                    return DroppedUse(dropped, geometry_of(tensor))
         if self._outer_hooks is not None:
             pack, unpack = self._outer_hooks
             return _PackedOutside(pack(tensor), unpack)
@@ -300,7 +300,7 @@ def _has_no_history(tensor: Tensor) -> bool:
 
 
 def _generator_and_state(rule: OpRule, args: Any, kwargs: Any) -> _Draw | None:
-    """Return the generator that this call draws from and its state before the call, or None where it draws not."""
+    """Return the generator that this call draws from and its state before the call, or None where it draws none."""
     if not is_random(rule, args):
         return None
     generator = kwargs.get("generator")

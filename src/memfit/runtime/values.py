@@ -71,10 +71,6 @@ class HeldTensor:
         self.region = region
         self.op_name = op_name
 
-    def is_stale(self) -> bool:
-        """Return whether the tensor was written since it was held."""
-        return self.version >= 0 and self.tensor._version != self.version
-
     def replace(self, copy: Tensor) -> None:
         """Hold ``copy``, which equals what is held now, because the original is about to be written."""
         self.tensor = copy
