@@ -103,7 +103,8 @@ class CalibratingTape(Tape):
         self._num_calls_of: dict[tuple[str, str], int] = defaultdict(int)
         self._call_of_recipe: dict[int, OpOutput] = {}
 
-    def _next_pattern(self, region: Region, rule: OpRule) -> DropPattern:
+    def _next_pattern(self, region: Region | None, rule: OpRule) -> DropPattern:
+        assert region is not None
         number = self._num_calls_of[region.path, rule.name]
         self._num_calls_of[region.path, rule.name] += 1
         self._this_call = OpOutput(region.path, rule.name, number)

@@ -42,6 +42,8 @@ class KeptState:
         attributes = [AttributeSnapshot(vars(module)) for module in self._step.model.modules()]
         for leaf in self._leaves:
             leaf.grad = None
+        # Inside autocast, casts of weights are kept from pass to pass; each run is to make its own.
+        torch.clear_autocast_cache()
         devices = sorted({leaf.device.index for leaf in self._leaves if leaf.device.type == "cuda"})
         try:
             with torch.random.fork_rng(devices=devices), _kept_random_state(), self._watching_writes():

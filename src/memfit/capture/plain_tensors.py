@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memfit.runtime.torch_internals import detached_alias
+
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 
 
@@ -18,3 +20,9 @@ def is_plain(tensor: Tensor) -> bool:
 def only_plain(types: Iterable[type]) -> bool:
     """Return whether an op call whose overriding argument types are ``types`` has plain arguments only."""
     return all(kind is FakeTensor for kind in types)
+
+
+def plain_alias(tensor: Tensor) -> Tensor:
+    """Return a detached alias of a plain tensor, unseen by dispatch modes where that can be."""
+    # A fake tensor is fake only to those who go through its mode.
+    return tensor.detach() if isinstance(tensor, FakeTensor) else detached_alias(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from memfit.capture.kept_state import existed_before
 from memfit.capture.op_facts import facts_of
-from memfit.capture.plain_tensors import is_plain, only_plain
+from memfit.capture.plain_tensors import is_plain, only_plain, plain_alias
 from memfit.capture.recording import NewValue, Recording, SeenSave
 from memfit.capture.scopes import ModuleScopes
 from memfit.graph.model_profile import Phase, RecordedOp, Replay
@@ -21,7 +20,7 @@ from memfit.graph.names import ValueName
 from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, tensors_in, written_tensors
 from memfit.runtime.ledger import storage_bytes_on
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
-from memfit.runtime.torch_internals import DispatchMode, detached_alias
+from memfit.runtime.torch_internals import DispatchMode
 
 UNSEEN_OP = "memfit.unseen"
 """The op that stands for making a storage which no op returned: a Python number made a tensor, compiled code."""
@@ -34,7 +33,8 @@ class NothingKeptError(Exception):
 class StepRecorder(DispatchMode):
     """A dispatch mode that fills ``recording`` with what runs inside `during`, until `close`.
 
-    ``outside`` names what exists before the step. Without ``keeps_saves``, autograd's saves keep no storage alive;
+    ``outside`` names what exists before the step, as far as that is known; ``is_outside`` tells it of a tensor that is
+    met for the first time. Without ``keeps_saves``, autograd's saves keep no storage alive;
     only forward passes can be run that way.
     """
 
@@ -43,6 +43,7 @@ class StepRecorder(DispatchMode):
         scopes: ModuleScopes,
         device: torch.device,
         outside: Iterable[tuple[str, Tensor]],
+        is_outside: Callable[[Tensor], bool],
         *,
         keeps_saves: bool = True,
     ) -> None:
@@ -50,6 +51,7 @@ class StepRecorder(DispatchMode):
         self.recording = Recording()
         self._scopes = scopes
         self._device = device
+        self._is_outside = is_outside
         self._keeps_saves = keeps_saves
         self._phase = Phase.FORWARD
         self._num_begun = 0
@@ -91,12 +93,11 @@ class StepRecorder(DispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = rule_for(op)
-        if not only_plain(types):
+        # Questions about a tensor, such as prim.device, reach a mode where the tensor is fake.
+        if not only_plain(types) or rule.name.startswith("prim."):
             return op(*args, **kwargs)
         if rule.treatment is Treatment.VIEW:
-            for tensor in tensors_in(args[:1]):
-                self._value_of(tensor)
-            return op(*args, **kwargs)
+            return self._run_view(op, args, kwargs)
         read = [self._value_of(tensor) for tensor in tensors_in((args, kwargs))]
         written = written_tensors(rule, args, kwargs)
         rewrites = tuple(index for tensor in written if (index := self._value_of(tensor)) is not None)
@@ -130,6 +131,17 @@ class StepRecorder(DispatchMode):
                 phase=self._phase,
             )
         )
+        return result
+
+    def _run_view(self, op: Any, args: Any, kwargs: Any) -> Any:
+        for base in tensors_in(args[:1]):
+            self._value_of(base)
+            mark = self._mark_on(base) if base.layout is torch.strided else None
+        result = op(*args, **kwargs)
+        for view in tensors_in([result]):
+            # The fake view of a real tensor has a storage apart, and stands for the same.
+            if view.layout is torch.strided and mark is not None and self._mark_on(view) is None:
+                view.untyped_storage()._memfit_mark = mark  # type: ignore[attr-defined]
         return result
 
     @property
@@ -172,13 +184,13 @@ class StepRecorder(DispatchMode):
         mark = self._mark_on(tensor)
         if mark is not None:
             return mark.value
-        if existed_before(tensor):
+        if self._is_outside(tensor):
             return self._number_outside(f"outside#{self.recording.num_storages}", tensor)
         return self._number_unseen(tensor)
 
     def _number_outside(self, name: str, tensor: Tensor) -> int:
         index = self._number_storage(name, tensor, None)
-        self.recording.outside.append(tensor.detach())
+        self.recording.outside.append(tensor)
         return index
 
     def _number_unseen(self, tensor: Tensor) -> int:
@@ -230,7 +242,7 @@ class StepRecorder(DispatchMode):
         assert index is not None
         number = len(self.recording.saves)
         self.recording.saves.append(SeenSave(index, self._num_begun, self._module))
-        kept = (tensor if tensor.is_leaf else detached_alias(tensor)) if self._keeps_saves else None
+        kept = (tensor if tensor.is_leaf else plain_alias(tensor)) if self._keeps_saves else None
         return _SaveHandle(self, number, kept)
 
     def _unpack(self, packed: Any) -> Tensor:

@@ -1,0 +1,124 @@
+"""Profiles a step without running it: fake tensors have shapes and types, and neither numbers nor memory.
+
+Times are estimates, from a roofline that is measured on the device. Nothing is tried with the engine, so values are
+believed to come back bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+
+from memfit.capture.devices import device_of, memory_bytes
+from memfit.capture.kept_state import KeptState
+from memfit.capture.layers import measured_blocks
+from memfit.capture.recorded_runs import record_step, record_without_saves
+from memfit.capture.recording import values_of
+from memfit.capture.roofline import Roofline
+from memfit.capture.step import TrainingStep
+from memfit.capture.timeline import plain_timeline_bytes
+from memfit.errors import MemfitError
+from memfit.graph.model_profile import ModelProfile
+from memfit.runtime.call_arguments import tensors_in
+from memfit.runtime.fingerprint import fingerprint_of
+
+
+def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
+    """Return the profile of ``step`` from a copy of it that takes no memory; the model may be on the meta device."""
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = _fake_copy(step, fake_mode)
+    device = device_of(fake)
+    state = KeptState(fake)
+    with _explained_limits(), fake_mode:
+        if fake.optimizer is not None:
+            # The first run creates the optimizer's state.
+            with state.kept():
+                fake.run()
+        with state.kept():
+            recording, called = record_step(fake, device, _is_real)
+        with state.kept():
+            natural = record_without_saves(fake, device, _is_real)
+    roofline_device = _device_to_measure(device)
+    roofline = Roofline.of_device(
+        roofline_device, {fact.dtype for fact in recording.facts if fact.flops and fact.dtype}
+    )
+    ops = tuple(
+        replace(op, seconds=roofline.seconds_of(fact)) for op, fact in zip(recording.ops, recording.facts, strict=True)
+    )
+    values = values_of(recording, natural)
+    device_bytes, free_bytes = memory_bytes(roofline_device)
+    return ModelProfile(
+        ops=ops,
+        values=values,
+        blocks=measured_blocks(fake.model, called, ops, values),
+        peak_bytes=max(plain_timeline_bytes(ops, values)),
+        step_seconds=sum(op.seconds for op in ops),
+        device=str(roofline_device),
+        fingerprint=fingerprint_of(step.model),
+        device_bytes=device_bytes,
+        free_bytes=free_bytes,
+        measured_with="fake tensors and a roofline of the device",
+    )
+
+
+def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
+    """Return a copy of model, batch and optimizer in which every tensor is fake."""
+    tensors: list[Tensor] = [tensor for _, tensor in step.tensors()]
+    for module in step.model.modules():
+        tensors += tensors_in(list(vars(module).values()))
+    # What is in the memo is not copied: the copies of all else refer to the fake tensors.
+    memo: dict[int, Any] = {id(tensor): fake_mode.from_tensor(tensor) for tensor in tensors}
+    for module in step.model.modules():
+        generators = [value for value in vars(module).values() if isinstance(value, torch.Generator)]
+        memo |= {id(generator): generator.clone_state() for generator in generators}
+    try:
+        with fake_mode:
+            model, batch, optimizer = copy.deepcopy((step.model, step.batch, step.optimizer), memo)
+    except Exception as error:
+        raise MemfitError(
+            f"this {type(step.model).__name__} cannot be copied, which profiling with fake tensors needs "
+            f"({type(error).__name__}: {error}); use mode='real'"
+        ) from error
+    return TrainingStep(model, batch, step.loss, optimizer)
+
+
+def _is_real(tensor: Tensor) -> bool:
+    """Whatever meets the fake step and is not fake itself was there before: constants, targets in the loss."""
+    return not isinstance(tensor, FakeTensor)
+
+
+@contextmanager
+def _explained_limits() -> Iterator[None]:
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise MemfitError(
+            f"the step reads numbers out of a tensor ({error.func}), and fake tensors have none; use mode='real', or "
+            "let the model take that branch without looking at the numbers"
+        ) from error
+    except MemfitError:
+        raise
+    except Exception as error:
+        raise MemfitError(
+            f"the step could not be run on fake tensors ({type(error).__name__}: {error}); use mode='real'"
+        ) from error
+
+
+def _device_to_measure(device: torch.device) -> torch.device:
+    """Return the device whose rates are to be measured: that of the model, or the one it would be trained on."""
+    if device.type != "meta":
+        return device
+    accelerator = torch.accelerator.current_accelerator()
+    return torch.device("cpu") if accelerator is None else accelerator

@@ -1,0 +1,57 @@
+"""The two runs that make a recording: the whole step as it is, and a forward pass in which saves keep nothing alive."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from memfit.capture.recorder import NothingKeptError, StepRecorder
+from memfit.capture.recording import Recording
+from memfit.capture.scopes import ModuleScopes
+from memfit.capture.step import TrainingStep
+
+IsOutside = Callable[[Tensor], bool]
+
+
+def record_step(step: TrainingStep, device: torch.device, is_outside: IsOutside) -> tuple[Recording, list[str]]:
+    """Record a run of the step; return that and the modules that ran, in order."""
+    scopes = ModuleScopes()
+    recorder = StepRecorder(scopes, device, step.tensors(), is_outside)
+    try:
+        with scopes.watching(step.model), no_garbage_collection():
+            held = step.run(recorder.during)
+    finally:
+        recording = recorder.close()
+    del held
+    return recording, list(scopes.seen)
+
+
+def record_without_saves(step: TrainingStep, device: torch.device, is_outside: IsOutside) -> Recording | None:
+    """Record a forward pass in which autograd's saves keep nothing alive; None where the model cannot run so."""
+    scopes = ModuleScopes()
+    recorder = StepRecorder(scopes, device, step.tensors(), is_outside, keeps_saves=False)
+    try:
+        with scopes.watching(step.model), no_garbage_collection():
+            held = step.run_forward(recorder.during)
+    except NothingKeptError:
+        return None
+    finally:
+        recording = recorder.close()
+    del held
+    return recording
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Let nothing die but by its last reference, so that two runs of one program see the same deaths."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
