@@ -14,7 +14,8 @@ def select(selector: str, names: Collection[ValueName]) -> list[ValueName]:
     """Return the names that ``selector`` picks; an error with the nearest ones where it picks none.
 
     ``layers.*.mlp::aten.silu`` picks the calls of one op inside the modules that match, submodules included;
-    without ``::`` it picks every op there. ``*`` matches across dots, and the root module too.
+    without ``::`` it picks every op there. ``*`` matches across dots, and the root module too. A value's own name picks
+    that value (and the like-named ones in submodules).
     """
     if not isinstance(selector, str) or not selector:
         raise InvalidParameterError(
@@ -24,7 +25,7 @@ def select(selector: str, names: Collection[ValueName]) -> list[ValueName]:
     chosen = [
         name
         for name in names
-        if (not separator or fnmatchcase(name.op, op_glob))
+        if (not separator or fnmatchcase(name.op, op_glob) or str(name).endswith(f"::{op_glob}"))
         and any(fnmatchcase(path, module_glob) for path in _path_and_ancestors(name.module))
     ]
     if not chosen:
