@@ -93,8 +93,8 @@ class StepRecorder(DispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = rule_for(op)
-        # Questions about a tensor, such as prim.device, reach a mode where the tensor is fake.
-        if not only_plain(types) or rule.name.startswith("prim."):
+        # Questions about a fake tensor reach a mode as ops (prim.device), and so do marks for the profiler.
+        if not only_plain(types) or rule.name.startswith(("prim.", "profiler.")):
             return op(*args, **kwargs)
         if rule.treatment is Treatment.VIEW:
             return self._run_view(op, args, kwargs)
