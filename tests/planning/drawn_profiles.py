@@ -103,7 +103,7 @@ class _Drawing:
                 and num_ops > num_forward
             ):
                 saves = tuple(
-                    self._save(num_forward, num_ops) for _ in range(self.draw(st.sampled_from((0, 0, 1, 1, 2))))
+                    self._save(index, num_forward, num_ops) for _ in range(self.draw(st.sampled_from((0, 0, 1, 1, 2))))
                 )
             self.values[index] = RecordedValue(
                 value.name,
@@ -115,9 +115,12 @@ class _Drawing:
                 comes_back=not self.chance(4),
             )
 
-    def _save(self, num_forward: int, num_ops: int) -> Save:
+    def _save(self, value: int, num_forward: int, num_ops: int) -> Save:
+        last = num_forward - 1
+        by_loss = self.ops[last].module is None and value in self.ops[last].inputs and self.chance(50)
+        op_index = last if by_loss else None
         read_before = num_ops if self.chance(5) else self.integer(num_forward, num_ops - 1)
-        return Save(read_before, self.integer(min(read_before, num_ops - 1), num_ops - 1))
+        return Save(read_before, self.integer(min(read_before, num_ops - 1), num_ops - 1), op_index)
 
 
 @st.composite

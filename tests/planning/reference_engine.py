@@ -126,7 +126,9 @@ class ReferenceEngine:
                 storage.dropped = DroppedValue(recipe, value)
                 recipe.outputs.append(weakref.ref(storage.dropped))
             for save in values[value].saves:
-                handle = DroppedUse(storage.dropped) if storage.dropped else HeldTensor(storage)
+                # The engine listens inside the model only: what the loss saves is kept by autograd.
+                is_heard = save.op_index is None or self.profile.ops[save.op_index].module is not None
+                handle = DroppedUse(storage.dropped) if storage.dropped and is_heard else HeldTensor(storage)
                 self.saves.append((save.released_after, save.read_before, value, handle))
 
     def _copy_held(self, value: int) -> None:

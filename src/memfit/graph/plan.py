@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,14 +19,42 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do with every value of a model's forward pass.
+    """What to do with every value of a model's forward pass, and what that is predicted to give.
 
     ``decisions`` maps value names (``module.path::aten.op#k``) to decisions, in the order in which the values were
     made. ``regions`` are the modules that the engine must listen to for it. ``fingerprint`` is that of the model it is
-    for.
+    for. ``predicted_peak_bytes`` is the peak of the whole step, parameters included; ``predicted_overhead`` the seconds
+    added, as a share of the plain step; ``optimality_gap`` bounds how much of the plain step it is at most slower than
+    the fastest plan of that peak or budget. ``budget_bytes`` is what it was planned for, None for a strategy.
     """
 
     decisions: Mapping[str, Decision]
     regions: tuple[str, ...]
     recompute_flops: int
     fingerprint: str
+    predicted_peak_bytes: int = 0
+    predicted_overhead: float = 0.0
+    optimality_gap: float = 0.0
+    budget_bytes: int | None = None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to ``path`` as JSON with one decision a line, all of it or nothing."""
+        from memfit.graph.plan_file import save_plan
+
+        save_plan(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Return the plan in the file at ``path``; what is wrong with it is a ``PlanFileError`` with the place."""
+        from memfit.graph.plan_file import load_plan
+
+        return load_plan(path)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """One plan of the trade-off between memory and time; ``overhead`` is a share of the plain step."""
+
+    peak_bytes: int
+    overhead: float
+    plan: Plan

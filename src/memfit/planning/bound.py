@@ -84,7 +84,7 @@ def fixed_bytes(step: Step, time: int) -> int:
             total += step.storage_bytes[storage]
     for index, value in enumerate(step.profile.values):
         is_natural = step.natural_end_of_storage[value.storage] >= time
-        is_being_read = any(save.read_before <= time <= save.released_after for save in value.saves)
+        is_being_read = any(save.read_before <= time <= save.released_after for save in step.saves_of_value[index])
         if is_being_read and not is_natural and step.storage_start[value.storage] >= 0:
             total += value.num_bytes
     return total

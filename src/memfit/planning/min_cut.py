@@ -86,14 +86,12 @@ class HoldOrReplay:
 
         read_later = [
             value
-            for value, recorded in enumerate(step.profile.values)
-            if any(save.read_before > time for save in recorded.saves) and not self._is_free(value, time)
+            for value, saves in enumerate(step.saves_of_value)
+            if any(time < save.read_before < step.num_ops for save in saves) and not self._is_free(value, time)
         ]
         self.always_held.update(value for value in read_later if not self._may_be_dropped(value))
         self._read_later = [value for value in read_later if value not in self.always_held]
-        for value in self._read_later:
-            if (node := node_of(value)) is not None:
-                edges.append((node, _SINK, -1))
+        edges.extend((node, _SINK, -1) for value in self._read_later if (node := node_of(value)) is not None)
         while queue:
             value = queue.pop()
             node = self._value_node[value]
@@ -106,9 +104,8 @@ class HoldOrReplay:
                 self._num_nodes += 1
                 edges.append((_SOURCE, self._op_node[op], 2 * op))
                 rewritten = step.rewritten_input_of_op[op]
-                for read in step.op_inputs[op]:
-                    if (input_node := node_of(read)) is not None:
-                        edges.append((input_node, self._op_node[op], -1))
+                inputs = (node_of(read) for read in step.op_inputs[op])
+                edges.extend((node_read, self._op_node[op], -1) for node_read in inputs if node_read is not None)
                 # Later, what it rewrites may have been brought back already and lie there.
                 if rewritten >= 0 and time < min(step.read_times, default=time + 1):
                     self._rewrites.append((step.value_op[rewritten], op))
@@ -122,7 +119,7 @@ class HoldOrReplay:
         step = self._step
         if step.value_op[value] < 0 or step.natural_end_of_storage[step.value_storage[value]] >= time:
             return True
-        return any(save.read_before <= time <= save.released_after for save in step.profile.values[value].saves)
+        return any(save.read_before <= time <= save.released_after for save in step.saves_of_value[value])
 
     def _may_be_dropped(self, value: int) -> bool:
         """An op in place starts from what is dropped itself, all the way back to an op that makes something new."""

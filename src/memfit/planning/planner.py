@@ -1,96 +1,172 @@
-"""``plan``: decides for every value of a profiled step."""
+"""``plan`` and ``frontier``: decide for every value of a profiled step."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from memfit.errors import InvalidParameterError
-from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp, Replay
-from memfit.graph.names import ValueName, is_within, parse_value_name
-from memfit.graph.plan import Decision, Plan
+from memfit.errors import InfeasibleBudgetError, InvalidParameterError
+from memfit.graph.model_profile import ModelProfile
+from memfit.graph.names import ValueName, parse_value_name
+from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.layers.plan import build_checkpoint_plan
 from memfit.layers.strategies import LayerStrategy, NoCheckpointing
+from memfit.layers.validation import whole_number
+from memfit.planning.block_values import BlockValues, is_statistic
+from memfit.planning.bound import LowerBound
+from memfit.planning.budgets import BudgetLike, budget_in_bytes
 from memfit.planning.regions import listening_regions
+from memfit.planning.search import explored
 from memfit.planning.selectors import select
-
-# Outputs this many times smaller than the largest output of their op (means, log-sum-exps) are not worth a replay.
-STATISTICS_RATIO = 8
+from memfit.planning.simulator import simulated
+from memfit.planning.step import Step
+from memfit.planning.trade_off import Candidate, TradeOff
+from memfit.units import format_bytes
 
 
 def plan(
     profile: ModelProfile,
     *,
-    strategy: LayerStrategy,
+    budget: BudgetLike | None = None,
+    strategy: LayerStrategy | None = None,
     force_save: Iterable[str] = (),
     force_recompute: Iterable[str] = (),
 ) -> Plan:
-    """Return what to do with each value of the profiled step.
+    """Return what to do with each value of the profiled step. Give exactly one of ``budget`` and ``strategy``.
+
+    ``budget`` bounds the peak of the whole step, parameters included: an int of bytes, a text such as "20GiB", a float
+    in (0, 1] of the device's memory, or "auto". The plan is the fastest one found that keeps it, and its
+    ``optimality_gap`` tells how far from the fastest possible it can be; ``InfeasibleBudgetError`` names the smallest
+    budget where there is none. A smaller budget never gets a faster or a larger plan.
 
     ``strategy`` chooses among the model's blocks; every value inside a chosen block is recomputed from what enters the
-    block. Selectors (``MODULE_GLOB::op``) overrule it; a value that both name is saved. What cannot be replayed is
+    block. Selectors (``MODULE_GLOB::op``) overrule both; a value that both name is saved. What cannot be replayed is
     saved, whoever asks, and so are the small statistics that an op returns beside its result.
     """
-    if not isinstance(profile, ModelProfile):
-        raise InvalidParameterError(f"profile is a ModelProfile as memfit.profile() returns it, got {profile!r}")
-    index_of = _index_of_names(profile)
-    wanted = _values_of_chosen_blocks(profile, strategy)
-    for selector in _selectors("force_recompute", force_recompute):
-        chosen = [index_of[name] for name in select(selector, index_of)]
-        wanted.update(index for index in chosen if not _is_statistic(profile, index))
-    for selector in _selectors("force_save", force_save):
-        wanted.difference_update(index_of[name] for name in select(selector, index_of))
-    return _plan_recomputing(profile, wanted)
+    _refuse_other_profiles(profile)
+    if (budget is None) == (strategy is None):
+        given = "neither" if budget is None else f"budget={budget!r} and strategy={strategy!r}"
+        raise InvalidParameterError(
+            f'plan() takes exactly one of budget ("20GiB") and strategy (memfit.EveryNthLayer(2)); got {given}'
+        )
+    step = Step(profile)
+    forced = _forced(step, force_save, force_recompute)
+    if strategy is not None:
+        wanted = (_values_of_chosen_blocks(step, strategy) | forced.recomputed) - forced.saved
+        return _plan_of(step, step.recomputed_of(wanted), budget_bytes=None)
+    assert budget is not None
+    budget_bytes = budget_in_bytes(budget, profile)
+    trade_off = explored(step, forced=forced.recomputed, kept=forced.saved)
+    frontier_of_step = trade_off.frontier()
+    position = next((i for i, entry in enumerate(frontier_of_step) if entry.peak_bytes <= budget_bytes), None)
+    if position is None:
+        raise _infeasible(step, frontier_of_step[-1], budget_bytes)
+    chosen = frontier_of_step[position]
+    missed = frontier_of_step[max(position - 1, 0)]
+    return _plan_of(step, chosen.recomputed, budget_bytes=budget_bytes, trade_off=trade_off, missed=missed)
+
+
+def frontier(profile: ModelProfile, *, points: int = 16) -> tuple[FrontierPoint, ...]:
+    """Return at most ``points`` plans from the fastest to the smallest, each smaller and slower than the one before.
+
+    The first is the plain step where that is the fastest, the last the smallest that was found; the others are spread
+    evenly over the memory between.
+    """
+    _refuse_other_profiles(profile)
+    num_points = whole_number(points, "points", minimum=1)
+    step = Step(profile)
+    trade_off = explored(step)
+    entries = trade_off.frontier()
+    high, low = entries[0].peak_bytes, entries[-1].peak_bytes
+    budgets = [high - (high - low) * k // max(num_points - 1, 1) for k in range(num_points)]
+    positions = sorted({next(i for i, entry in enumerate(entries) if entry.peak_bytes <= bound) for bound in budgets})
+    chosen = []
+    for position in positions:
+        entry, missed = entries[position], entries[max(position - 1, 0)]
+        made = _plan_of(step, entry.recomputed, budget_bytes=None, trade_off=trade_off, missed=missed)
+        chosen.append(FrontierPoint(entry.peak_bytes, made.predicted_overhead, made))
+    return tuple(chosen)
 
 
 def plan_of_all_that_replays(profile: ModelProfile) -> Plan:
     """Return the plan that recomputes each value that can be, starting anew at what leaves a block."""
-    wanted = set(_plannable_values(profile))
-    for block in profile.blocks:
-        wanted -= _values_leaving(profile, block.path)
-    return _plan_recomputing(profile, wanted)
+    step = Step(profile)
+    return _plan_of(step, step.recomputed_of(set(step.plannable) - BlockValues(step).leaving()), budget_bytes=None)
 
 
-def _plan_recomputing(profile: ModelProfile, wanted: set[int]) -> Plan:
-    recomputed = _replayable(profile, wanted)
+def _plan_of(
+    step: Step,
+    recomputed: set[int] | frozenset[int],
+    *,
+    budget_bytes: int | None,
+    trade_off: TradeOff | None = None,
+    missed: Candidate | None = None,
+) -> Plan:
+    """Return the plan that recomputes these values; ``missed`` is the next faster candidate, which did not fit."""
+    profile = step.profile
+    simulation = simulated(step, recomputed)
+    gap_seconds = simulation.recompute_seconds
+    if trade_off is not None and missed is not None:
+        if trade_off.is_exact or not recomputed:
+            gap_seconds = 0.0
+        else:
+            bound = LowerBound(step, trade_off.may_be_recomputed)
+            times = {
+                step.last_time_before_reads,
+                step.last_time_before_reads + 1,
+                simulation.peak_op_index,
+                simulated(step, missed.recomputed).peak_op_index,
+                simulated(step, set()).peak_op_index,
+            }
+            gap_seconds -= bound.seconds(budget_bytes if budget_bytes is not None else simulation.peak_bytes, times)
+    step_seconds = profile.step_seconds or 1.0
     return Plan(
         decisions={
-            str(name): Decision.RECOMPUTE if index in recomputed else Decision.SAVE
-            for name, index in _index_of_names(profile).items()
+            profile.values[index].name: Decision.RECOMPUTE if index in recomputed else Decision.SAVE
+            for index in step.plannable
         },
-        regions=listening_regions(profile, recomputed),
-        recompute_flops=sum(op.flops for op in replayed_ops(profile, recomputed)),
+        regions=listening_regions(profile, set(recomputed)),
+        recompute_flops=simulation.recompute_flops,
         fingerprint=profile.fingerprint,
+        predicted_peak_bytes=simulation.peak_bytes,
+        predicted_overhead=simulation.recompute_seconds / step_seconds,
+        optimality_gap=max(gap_seconds, 0.0) / step_seconds,
+        budget_bytes=budget_bytes,
     )
 
 
-def replayed_ops(profile: ModelProfile, recomputed: set[int]) -> list[RecordedOp]:
-    """Return the ops that the backward pass runs again: those behind what autograd asks for, each once."""
-    needed = [index for index in recomputed if profile.values[index].is_saved]
-    ops: set[int] = set()
-    while needed:
-        op_index = profile.values[needed.pop()].op_index
-        assert op_index is not None
-        if op_index not in ops:
-            ops.add(op_index)
-            needed.extend(index for index in profile.ops[op_index].inputs if index in recomputed)
-    return [profile.ops[op_index] for op_index in sorted(ops)]
+def _infeasible(step: Step, smallest: Candidate, budget_bytes: int) -> InfeasibleBudgetError:
+    simulation = simulated(step, smallest.recomputed)
+    op = step.profile.ops[simulation.peak_op_index] if step.num_ops else None
+    where = f"{op.op} ({op.module or op.phase})" if op is not None else "an empty step"
+    holders = ", ".join(f"{live.module} {format_bytes(live.num_bytes)}" for live in simulation.live_at_peak[:5])
+    return InfeasibleBudgetError(
+        f"no plan keeps this step within {format_bytes(budget_bytes)} ({budget_bytes} bytes). The smallest peak found "
+        f"is {smallest.peak_bytes} bytes ({format_bytes(smallest.peak_bytes)}), at {where}, where these are live: "
+        f"{holders}. Give at least budget={smallest.peak_bytes}, or make the batch or the model smaller",
+        minimum_bytes=smallest.peak_bytes,
+    )
 
 
-def _index_of_names(profile: ModelProfile) -> dict[ValueName, int]:
-    return {parse_value_name(profile.values[index].name): index for index in _plannable_values(profile)}
+class _Forced(NamedTuple):
+    saved: set[int]
+    recomputed: set[int]
 
 
-def _plannable_values(profile: ModelProfile) -> list[int]:
-    """Return the values that were made inside the model, in the order in which they were."""
-    return [
-        index
-        for index, value in enumerate(profile.values)
-        if value.op_index is not None and profile.ops[value.op_index].module is not None
-    ]
+def _forced(step: Step, force_save: Iterable[str], force_recompute: Iterable[str]) -> _Forced:
+    names: dict[ValueName, int] = {parse_value_name(step.profile.values[index].name): index for index in step.plannable}
+    forced = _Forced(set(), set())
+    for selector in _selectors("force_recompute", force_recompute):
+        chosen = [names[name] for name in select(selector, names)]
+        forced.recomputed.update(index for index in chosen if not is_statistic(step, index))
+    for selector in _selectors("force_save", force_save):
+        forced.saved.update(names[name] for name in select(selector, names))
+    return forced
 
 
-def _values_of_chosen_blocks(profile: ModelProfile, strategy: LayerStrategy) -> set[int]:
+def _values_of_chosen_blocks(step: Step, strategy: LayerStrategy) -> set[int]:
+    profile = step.profile
     chosen_layers = set(build_checkpoint_plan(profile.layers, strategy).checkpointed_layers)
     if not profile.blocks and not isinstance(strategy, NoCheckpointing):
         warnings.warn(
@@ -98,55 +174,13 @@ def _values_of_chosen_blocks(profile: ModelProfile, strategy: LayerStrategy) -> 
             "force_recompute=['*::aten.gelu'] names ops directly",
             stacklevel=3,
         )
-    chosen: set[int] = set()
-    for block in profile.blocks:
-        if block.layer.layer_idx in chosen_layers:
-            chosen.update(_inner_values(profile, block.path))
-    return chosen
+    numbers = [number for number, block in enumerate(profile.blocks) if block.layer.layer_idx in chosen_layers]
+    return BlockValues(step).inside(numbers)
 
 
-def _inner_values(profile: ModelProfile, block_path: str) -> set[int]:
-    """Return the values made and used inside the block only. What leaves it is what the next block starts from."""
-    made = {index for index in _values_made_in(profile, block_path) if not _is_statistic(profile, index)}
-    return made - _values_leaving(profile, block_path)
-
-
-def _values_leaving(profile: ModelProfile, block_path: str) -> set[int]:
-    # The backward pass reads what autograd saved, wherever that was made: only the forward pass tells what leaves.
-    read_outside = {
-        index
-        for op in profile.ops
-        if op.phase is Phase.FORWARD and (op.module is None or not is_within(op.module, block_path))
-        for index in op.inputs
-    }
-    return read_outside & set(_values_made_in(profile, block_path))
-
-
-def _values_made_in(profile: ModelProfile, block_path: str) -> list[int]:
-    return [index for index in _plannable_values(profile) if is_within(_op_of(profile, index).module or "", block_path)]
-
-
-def _is_statistic(profile: ModelProfile, index: int) -> bool:
-    sizes = [profile.values[output].num_bytes for output in _op_of(profile, index).outputs if output is not None]
-    return profile.values[index].num_bytes * STATISTICS_RATIO <= max(sizes)
-
-
-def _replayable(profile: ModelProfile, wanted: set[int]) -> set[int]:
-    """Return those of the ``wanted`` values that the engine really recomputes."""
-    recomputed: set[int] = set()
-    for index in sorted(wanted):
-        op = _op_of(profile, index)
-        # An op that worked in place on something held would need a copy of that, which is no smaller than its result.
-        starts_from_held = any(value in op.inputs and value not in recomputed for value in op.rewrites)
-        if op.replay is Replay.YES and profile.values[index].comes_back and not starts_from_held:
-            recomputed.add(index)
-    return recomputed
-
-
-def _op_of(profile: ModelProfile, index: int) -> RecordedOp:
-    op_index = profile.values[index].op_index
-    assert op_index is not None
-    return profile.ops[op_index]
+def _refuse_other_profiles(profile: object) -> None:
+    if not isinstance(profile, ModelProfile):
+        raise InvalidParameterError(f"profile is a ModelProfile as memfit.profile() returns it, got {profile!r}")
 
 
 def _selectors(argument: str, selectors: Iterable[str]) -> Sequence[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from memfit.graph.model_profile import ModelProfile, Phase, Replay
+from memfit.graph.model_profile import ModelProfile, Phase, Replay, Save
 
 Bytes = npt.NDArray[np.int64]
 
@@ -20,8 +21,9 @@ class Step:
 
     Times are op indices. ``read_rank_of_value`` is the place of a value's first read among all reads of the step, which
     happen in the order of the ops they precede and, before one op, in the order of the values; ``read_times`` turns a
-    rank back into an op index. ``content_end_of_value`` is the last op during which the value is what its storage holds
-    and the engine still listens.
+    rank back into an op index. ``natural_end_of_storage`` is until when a storage lives under every plan.
+    ``content_end_of_value`` is the last op during which the value is what its storage holds and the engine still
+    listens.
     """
 
     def __init__(self, profile: ModelProfile) -> None:
@@ -35,17 +37,22 @@ class Step:
         self.value_bytes = [value.num_bytes for value in values]
         self.value_op = [-1 if value.op_index is None else value.op_index for value in values]
         self.value_storage = [value.storage for value in values]
-        self.last_release_of_value = [
-            max((save.released_after for save in value.saves), default=-1) for value in values
+        # What the loss saves is kept by autograd, whatever a plan says: the engine listens inside the model only.
+        heard = [tuple(save for save in value.saves if self._is_heard(save)) for value in values]
+        self.saves_of_value = heard
+        self.last_release_of_value = [max((save.released_after for save in saves), default=-1) for saves in heard]
+        self.kept_until_of_value = [
+            max((save.released_after for save in value.saves if not self._is_heard(save)), default=-1)
+            for value in values
         ]
-        reads = sorted({(save.read_before, i) for i, v in enumerate(values) for save in v.saves})
+        reads = sorted({(save.read_before, index) for index, saves in enumerate(heard) for save in saves})
         self.read_times = [time for time, _ in reads]
         self.read_rank_of_value = [NEVER] * len(values)
         for rank in range(len(reads) - 1, -1, -1):
             time, value = reads[rank]
             if time < self.num_ops:
                 self.read_rank_of_value[value] = rank
-        self.num_saves_of_value = [len(value.saves) for value in values]
+        self.num_saves_of_value = [len(saves) for saves in heard]
         self._index_storages()
         self._index_plain_step()
         self._index_writes()
@@ -63,6 +70,7 @@ class Step:
             self.storage_bytes[storage] = max(self.storage_bytes[storage], value.num_bytes)
             self.storage_start[storage] = min(self.storage_start[storage], self.value_op[index])
             natural_end = self.num_ops if value.dies_after is None else max(value.dies_after, self.value_op[index])
+            natural_end = max(natural_end, self.kept_until_of_value[index])
             self.natural_end_of_storage[storage] = max(self.natural_end_of_storage[storage], natural_end)
         self.resident_bytes = sum(
             num_bytes for num_bytes, start in zip(self.storage_bytes, self.storage_start, strict=True) if start < 0
@@ -100,6 +108,11 @@ class Step:
             for i, value in enumerate(values)
         ]
 
+    @property
+    def last_time_before_reads(self) -> int:
+        """The last op before the backward pass reads anything: then all that is saved is held."""
+        return max(min(self.read_times, default=self.num_ops) - 1, 0)
+
     @cached_property
     def plannable(self) -> tuple[int, ...]:
         """The values that were made inside the model, in the order in which they were."""
@@ -118,12 +131,12 @@ class Step:
         if op.replay is not Replay.YES or not value.comes_back:
             return False
         # The engine gives a recipe to the first of several tensors that one op writes into.
-        if op.rewrites and index != op.outputs[0]:
-            return False
-        # What the loss saves is kept by autograd itself: the engine listens inside the model only.
-        return not any(save.op_index is not None and ops[save.op_index].module is None for save in value.saves)
+        return not op.rewrites or index == op.outputs[0]
 
-    def recomputed_of(self, wanted: set[int] | frozenset[int]) -> set[int]:
+    def _is_heard(self, save: Save) -> bool:
+        return save.op_index is None or self.profile.ops[save.op_index].module is not None
+
+    def recomputed_of(self, wanted: Set[int]) -> set[int]:
         """Return those of the ``wanted`` values that the engine really recomputes."""
         recomputed = wanted & self.may_be_recomputed
         if all(self.rewritten_input_of_op[self.value_op[index]] < 0 for index in recomputed):

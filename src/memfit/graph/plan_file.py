@@ -1,0 +1,138 @@
+"""Plans as files: JSON to read and to compare, grouped by module, one decision a line.
+
+    {
+      "format": "memfit-plan",
+      "version": 1,
+      "fingerprint": "…",
+      "budget_bytes": 21474836480,
+      "predicted_peak_bytes": 21470000000,
+      "predicted_overhead": 0.021,
+      "optimality_gap": 0.0004,
+      "recompute_flops": 123,
+      "regions": ["layers.0.mlp"],
+      "groups": [
+        {"module": "layers.0.mlp", "values": {
+          "aten.silu#0": "recompute",
+          "aten.mul#0": "save"
+        }}
+      ]
+    }
+
+A group is a run of values made one after the other in one module, so that reading the groups in order gives the
+decisions in the order in which the values are made, which is how the engine tells the calls of an op apart.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from itertools import groupby
+from typing import Any
+
+from memfit.errors import InvalidParameterError, PlanFileError
+from memfit.graph.names import parse_value_name
+from memfit.graph.plan import Decision, Plan
+from memfit.layers.document import check_fields, check_kind, read_document, write_text
+from memfit.layers.validation import shown, whole_number
+
+PLAN_FORMAT = "memfit-plan"
+PLAN_VERSION = 1
+
+_COUNTS = ("predicted_peak_bytes", "recompute_flops")
+_SHARES = ("predicted_overhead", "optimality_gap")
+_FIELDS = frozenset({"format", "version", "fingerprint", "budget_bytes", "regions", "groups", *_COUNTS, *_SHARES})
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write ``plan`` to ``path`` as ``load_plan`` reads it."""
+    head = {
+        "format": PLAN_FORMAT,
+        "version": PLAN_VERSION,
+        "fingerprint": plan.fingerprint,
+        "budget_bytes": plan.budget_bytes,
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "predicted_overhead": plan.predicted_overhead,
+        "optimality_gap": plan.optimality_gap,
+        "recompute_flops": plan.recompute_flops,
+        "regions": list(plan.regions),
+    }
+    lines = [f"  {_text(name)}: {_text(value)}," for name, value in head.items()]
+    write_text(path, "{\n" + "\n".join(lines) + '\n  "groups": ' + _groups_text(plan) + "\n}\n")
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Return the plan in the file at ``path``; what is wrong with it is a ``PlanFileError`` with the place."""
+    document = read_document(path)
+    check_kind(document, path, expected=PLAN_FORMAT, version=PLAN_VERSION)
+    check_fields(document, f"{path}", required=_FIELDS)
+    budget_bytes = document["budget_bytes"]
+    regions = document["regions"]
+    if not isinstance(regions, list) or not all(isinstance(region, str) for region in regions):
+        raise PlanFileError(f'{path}: "regions" must be a list of module paths; got {shown(regions)}')
+    if not isinstance(document["fingerprint"], str):
+        raise PlanFileError(f'{path}: "fingerprint" must be a text; got {shown(document["fingerprint"])}')
+    try:
+        if budget_bytes is not None:
+            budget_bytes = whole_number(budget_bytes, "budget_bytes", maximum=None)
+        counts = {name: whole_number(document[name], name, maximum=None) for name in _COUNTS}
+    except InvalidParameterError as error:
+        raise PlanFileError(f"{path}: {error}") from None
+    return Plan(
+        decisions=_decisions(document["groups"], path),
+        regions=tuple(regions),
+        fingerprint=document["fingerprint"],
+        budget_bytes=budget_bytes,
+        recompute_flops=counts["recompute_flops"],
+        predicted_peak_bytes=counts["predicted_peak_bytes"],
+        predicted_overhead=_share(document, "predicted_overhead", path),
+        optimality_gap=_share(document, "optimality_gap", path),
+    )
+
+
+def _groups_text(plan: Plan) -> str:
+    groups = []
+    for module, names in groupby(plan.decisions, key=lambda name: name.rpartition("::")[0]):
+        values = [f"      {_text(name.rpartition('::')[2])}: {_text(plan.decisions[name])}" for name in names]
+        groups.append(f'    {{"module": {_text(module)}, "values": {{\n' + ",\n".join(values) + "\n    }}")
+    return "[\n" + ",\n".join(groups) + "\n  ]" if groups else "[]"
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _decisions(groups: Any, path: str | os.PathLike[str]) -> dict[str, Decision]:
+    if not isinstance(groups, list):
+        raise PlanFileError(f'{path}: "groups" must be a list of modules with their values; got {shown(groups)}')
+    decisions: dict[str, Decision] = {}
+    for position, group in enumerate(groups):
+        place = f"{path}: groups[{position}]"
+        fields = check_fields(group, place, required=frozenset({"module", "values"}))
+        if not isinstance(fields["module"], str) or not isinstance(fields["values"], dict):
+            raise PlanFileError(f'{place}: "module" must be a text and "values" an object of decisions')
+        for call, decision in fields["values"].items():
+            name = f"{fields['module']}::{call}"
+            if not _is_value_name(name):
+                raise PlanFileError(f"{place}: a value is named op#call or op#call.output; got {shown(call)}")
+            if name in decisions:
+                raise PlanFileError(f"{place}: {shown(name)} is decided twice")
+            if not isinstance(decision, str) or decision not in list(Decision):
+                allowed = ", ".join(Decision)
+                raise PlanFileError(f"{place}: {shown(call)} must be one of {allowed}; got {shown(decision)}")
+            decisions[name] = Decision(decision)
+    return decisions
+
+
+def _is_value_name(text: str) -> bool:
+    try:
+        return str(parse_value_name(text)) == text
+    except ValueError:
+        return False
+
+
+def _share(document: dict[str, Any], name: str, path: str | os.PathLike[str]) -> float:
+    value = document[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise PlanFileError(f'{path}: "{name}" must be a number, at least 0; got {shown(value)}')
+    return float(value)

@@ -1,0 +1,64 @@
+"""Finds the plans of a step from which every budget is served. The budget plays no part here.
+
+So a smaller budget never gets a faster or a larger plan: both choose from one and the same frontier. Small steps are
+enumerated, and their frontier is exact. Else the candidates are, in turn:
+
+1. what others would do (``known_rules``),
+2. the corners of the hull for a price per byte (``sweep``), with several tilts,
+3. segments with held borders (``segments``), for budgets near the lowest,
+4. sweeps again, with the borders of the best segments held: between a plan of the lowest memory and the hull.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from memfit.planning.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
+from memfit.planning.known_rules import known_rules
+from memfit.planning.min_cut import HoldOrReplay
+from memfit.planning.segments import segmented_choices
+from memfit.planning.step import Step
+from memfit.planning.sweep import swept_cuts
+from memfit.planning.trade_off import TradeOff
+
+# How many cuts a step of one op could pay for; a step of 20,000 ops gets 20,000 times fewer, within the limits below.
+_EFFORT_OPS = 1_200_000
+_LEAST_CUTS, _MOST_CUTS = 100, 800
+# How much dearer the first value of the step is than the last; the share of the cuts that each gets.
+_TILTS = ((0.03, 0.4), (0.5, 0.1), (3.0, 0.1))
+_ANCHORED_TILTS = (0.5, 3.0)
+
+
+def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> TradeOff:
+    """Return the candidates for ``step``; ``forced`` values are recomputed in all of them, ``kept`` ones in none."""
+    trade_off = TradeOff(step, forced=forced, kept=kept)
+    trade_off.add(set())
+    matter = values_that_matter(step, trade_off.may_be_recomputed)
+    if len(matter) <= MOST_ENUMERATED_VALUES:
+        trade_off.is_exact = True
+        trade_off.add_all(all_choices(step, matter))
+        return trade_off
+    num_cuts = min(max(_EFFORT_OPS // step.num_ops, _LEAST_CUTS), _MOST_CUTS)
+    trade_off.add_all(known_rules(step))
+    graph = HoldOrReplay(step, step.last_time_before_reads, trade_off.may_be_recomputed)
+    for tilt, share in _TILTS:
+        cuts = swept_cuts(step, graph, tilt=tilt, most_cuts=int(num_cuts * share))
+        trade_off.add_all(cut.recomputed for cut in cuts)
+    _add_segmented(trade_off, num_cuts - int(num_cuts * sum(share for _, share in _TILTS)))
+    return trade_off
+
+
+def _add_segmented(trade_off: TradeOff, num_cuts: int) -> None:
+    step = trade_off.step
+    borders_of = {trade_off.add(recomputed).recomputed: held for held, recomputed in segmented_choices(step)}
+    best = [borders_of[entry.recomputed] for entry in trade_off.frontier() if entry.recomputed in borders_of]
+    if not best:
+        return
+    most_cuts = max(num_cuts // (len(best) * len(_ANCHORED_TILTS)), 8)
+    for held in reversed(best):
+        if num_cuts <= 0:
+            break
+        graph = HoldOrReplay(step, step.last_time_before_reads, trade_off.may_be_recomputed - held)
+        for tilt in _ANCHORED_TILTS:
+            num_cuts -= most_cuts
+            trade_off.add_all(cut.recomputed for cut in swept_cuts(step, graph, tilt=tilt, most_cuts=most_cuts))

@@ -1,0 +1,82 @@
+"""Plans for the lowest budgets: hold what crosses a few places of the forward pass, recompute all between them.
+
+After Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), with segments of unequal length. When the
+backward pass comes to a segment, what is held of later segments is gone; so with room for M bytes, a segment may take M
+less what is held before it, and the first segments are the longest. On a chain of N equal layers that is about √(2N)
+held or replayed at a time, against 2√N for equal segments.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+
+from memfit.graph.model_profile import Phase
+from memfit.planning.step import Step
+
+# Each room is this much smaller than the one before.
+_ROOM_RATIO = 0.8
+_MOST_ROOMS = 40
+
+
+def segmented_choices(step: Step) -> Iterator[tuple[set[int], set[int]]]:
+    """Yield, for smaller and smaller rooms, what to hold at the borders and what to recompute between them."""
+    last_use = _last_forward_use(step)
+    end = step.close_time
+    saved_bytes = [0] * (end + 1)
+    crossing_change = [0] * (end + 2)
+    crossers: list[tuple[int, int, int]] = []
+    for value in step.plannable:
+        made_at, num_bytes = step.value_op[value], step.value_bytes[value]
+        if step.num_saves_of_value[value]:
+            saved_bytes[made_at] += num_bytes
+        if last_use[value] > made_at:
+            crossing_change[made_at] += num_bytes
+            crossing_change[min(last_use[value], end + 1)] -= num_bytes
+            crossers.append((made_at, last_use[value], value))
+    crossing_bytes = list(accumulate(crossing_change))[: end + 1]
+    saved_until = list(accumulate(saved_bytes))
+    everything = set(step.plannable)
+    room_bytes = float(saved_until[-1]) if saved_until else 0.0
+    seen: set[tuple[int, ...]] = set()
+    for _ in range(_MOST_ROOMS):
+        room_bytes *= _ROOM_RATIO
+        borders = _borders(room_bytes, saved_until, crossing_bytes)
+        if borders not in seen:
+            seen.add(borders)
+            held = {value for made_at, used_at, value in crossers if _is_crossed(borders, made_at, used_at)}
+            yield held, everything - held
+
+
+def _borders(room_bytes: float, saved_until: list[int], crossing_bytes: list[int]) -> tuple[int, ...]:
+    """Return after which ops to hold what crosses, such that held and replayed stay within the room where they can."""
+    borders: list[int] = []
+    start, held_bytes, end = 0, 0, len(saved_until) - 1
+    while start < end:
+        saved_before = saved_until[start - 1] if start else 0
+        furthest = bisect_right(saved_until, saved_before + room_bytes - held_bytes, lo=start) - 1
+        if furthest >= end:
+            break
+        furthest = max(furthest, start)
+        # Anywhere in the second half of what fits will do: where the least crosses.
+        border = min(range(start + (furthest - start) // 2, furthest + 1), key=lambda i: (crossing_bytes[i], -i))
+        borders.append(border)
+        held_bytes += crossing_bytes[border]
+        start = border + 1
+    return tuple(borders)
+
+
+def _is_crossed(borders: tuple[int, ...], made_at: int, used_at: int) -> bool:
+    """Return whether a border lies at or after where it is made and before where it is last used."""
+    position = bisect_right(borders, made_at - 1)
+    return position < len(borders) and borders[position] < used_at
+
+
+def _last_forward_use(step: Step) -> list[int]:
+    last_use = [-1] * len(step.value_op)
+    for index, op in enumerate(step.profile.ops):
+        if op.phase is Phase.FORWARD:
+            for value in op.inputs:
+                last_use[value] = index
+    return last_use
