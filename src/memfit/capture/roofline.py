@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -58,12 +59,26 @@ class Roofline:
         clock = clock_for(device)
         width = 4096 if device.type == "cuda" else 512
         rates: dict[torch.dtype | None, float] = {}
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             for dtype in dict.fromkeys(dtypes):
-                matrix = torch.ones(width, width, dtype=dtype, device=device)
-                rates[dtype] = 2 * width**3 / clock.cost_of(lambda matrix=matrix: matrix @ matrix).seconds  # type: ignore[misc]
-            source = torch.ones(2**28 if device.type == "cuda" else 2**24, dtype=torch.uint8, device=device)
+                # Random numbers: a chip runs products of equal ones faster than it ever runs a model's.
+                matrix = torch.randn(width, width, device=device).to(dtype)
+                rates[dtype] = 2 * width**3 / clock.cost_of(partial(torch.mm, matrix, matrix)).seconds
+            one = torch.ones(1, device=device)
+            shortest_seconds = clock.cost_of(partial(torch.add, one, one)).seconds
+            return Roofline(rates, _copied_bytes_per_second(device), shortest_seconds)
+
+
+def _copied_bytes_per_second(device: torch.device) -> float:
+    """Return how fast a copy runs, counting what is read and what is written, on as much as there is room for."""
+    num_bytes = 2**28 if device.type == "cuda" else 2**24
+    while True:
+        try:
+            source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
             target = torch.empty_like(source)
-            bytes_per_second = 2 * source.numel() / clock.cost_of(lambda: target.copy_(source)).seconds
-            dot = torch.ones(1, device=device)
-            return Roofline(rates, bytes_per_second, clock.cost_of(lambda: dot + dot).seconds)
+            break
+        except torch.OutOfMemoryError:
+            num_bytes //= 2
+            if num_bytes < 2**16:
+                raise
+    return 2 * num_bytes / clock_for(device).cost_of(partial(target.copy_, source)).seconds

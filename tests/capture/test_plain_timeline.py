@@ -1,0 +1,67 @@
+"""The memory of the plain step, told from its profile alone, is what the ledger measures."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from tests.engine.plans import profile_of
+from tests.engine.zoo import ZOO, Example
+
+from memfit.capture.timeline import plain_timeline_bytes
+from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
+
+
+@pytest.mark.parametrize("example", ZOO, ids=str)
+def test_timeline_peaks_at_the_measured_peak_to_the_byte(example: Example) -> None:
+    profile = profile_of(example)
+    assert max(plain_timeline_bytes(profile.ops, profile.values)) == profile.peak_bytes
+
+
+@pytest.mark.parametrize("example", ZOO, ids=str)
+def test_profile_is_consistent_in_itself(example: Example) -> None:
+    profile = profile_of(example)
+    num_ops = len(profile.ops)
+    phases = [op.phase for op in profile.ops]
+    assert phases == sorted(phases, key=list(Phase).index)
+    assert len({value.name for value in profile.values}) == len(profile.values)
+    for index, value in enumerate(profile.values):
+        if value.op_index is not None:
+            assert index in profile.ops[value.op_index].outputs
+            assert value.dies_after is None or value.op_index <= value.dies_after < num_ops
+        for save in value.saves:
+            assert 0 <= save.released_after < num_ops
+            assert save.read_before == num_ops or save.read_before <= save.released_after + 1
+            assert save.op_index is not None
+            assert profile.ops[save.op_index].phase is Phase.FORWARD
+    for position, op in enumerate(profile.ops):
+        assert (op.phase is Phase.FORWARD) or op.module is None
+        for index in (*op.inputs, *op.rewrites):
+            made_at = profile.values[index].op_index
+            assert made_at is None or made_at < position
+
+
+def op(inputs: tuple[int, ...], outputs: tuple[int, ...], *, workspace_bytes: int = 0) -> RecordedOp:
+    return RecordedOp("", "aten.op", 0, inputs, outputs, (), 0, Replay.YES, workspace_bytes=workspace_bytes)
+
+
+def test_timeline_counts_each_storage_from_its_making_to_its_last_use() -> None:
+    values = (
+        RecordedValue("weight", 1000, None, storage=0),
+        RecordedValue("a", 100, 0, storage=1, dies_after=1),
+        RecordedValue("b", 10, 1, storage=2, dies_after=1, saves=(Save(3, 3),)),
+        # Written over in place: one storage, counted once.
+        RecordedValue("c", 10, 2, storage=2, dies_after=2),
+        RecordedValue("d", 1, 2, storage=3),
+    )
+    ops = (op((0,), (1,)), op((1,), (2,), workspace_bytes=5000), op((2,), (3, 4)), op((2,), ()), op((4,), ()))
+    assert plain_timeline_bytes(ops, values) == [1100, 6110, 1011, 1011, 1001]
+
+
+def test_timeline_of_a_profile_without_saves_is_no_higher() -> None:
+    profile = profile_of(next(example for example in ZOO if example.name == "gpt"))
+    unsaved = tuple(dataclasses.replace(value, saves=()) for value in profile.values)
+    peak_bytes = max(plain_timeline_bytes(profile.ops, unsaved))
+    floor_bytes = sum({v.storage: v.num_bytes for v in profile.values if v.op_index is None}.values())
+    assert isinstance(profile, ModelProfile)
+    assert floor_bytes < peak_bytes < profile.peak_bytes
