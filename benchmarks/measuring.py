@@ -1,0 +1,142 @@
+"""How the benchmarks measure: interleaved rounds, medians with their spread, peaks from the allocator or the ledger."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import memfit
+from memfit.runtime.ledger import peak_of
+from memfit.units import format_bytes
+
+Step = Callable[[], object]
+# What to enter around steps to run them in one way.
+Way = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to run the step. ``ratio`` is to the first way of the same run; peaks are whole and above the model."""
+
+    way: str
+    median_ms: float
+    quartiles_ms: tuple[float, float]
+    ratio: float
+    peak_bytes: int
+    activation_peak_bytes: int
+    gradients_equal: bool
+    gradient_error: float
+
+
+def training_step(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
+    """Return a step whose gradients stay allocated, so that its peak above the model is activations alone."""
+
+    def step() -> None:
+        model.zero_grad(set_to_none=False)
+        loss().backward()
+
+    return step
+
+
+def measure(
+    ways: Mapping[str, Way],
+    step: Step,
+    model: nn.Module,
+    batch: Iterable[Tensor],
+    num_rounds: int,
+    steps_per_round: int,
+) -> list[Row]:
+    """Run ``step`` in all ``ways`` in turn, round after round, and compare with the first of them."""
+    device = next(model.parameters()).device
+    held = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None), *batch]
+    peaks, gradients, seconds = {}, {}, {name: [] for name in ways}
+    for name, way in ways.items():
+        with way():
+            step()
+            before = bytes_now(device, held)
+            peaks[name] = (peak_of(step, device, held), before)
+        copies = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        gradients[name] = compare(copies, gradients.setdefault("", copies))
+    for _ in range(num_rounds):
+        for name, way in ways.items():
+            with way():
+                step()
+                seconds[name].extend(seconds_of(step, device) for _ in range(steps_per_round))
+    first = statistics.median(next(iter(seconds.values())))
+    return [
+        Row(
+            way=name,
+            median_ms=1e3 * statistics.median(times),
+            quartiles_ms=tuple(1e3 * quartile for quartile in statistics.quantiles(times, n=4)[::2]),
+            ratio=statistics.median(times) / first,
+            peak_bytes=peaks[name][0],
+            activation_peak_bytes=peaks[name][0] - peaks[name][1],
+            gradients_equal=gradients[name] == 0.0,
+            gradient_error=gradients[name],
+        )
+        for name, times in seconds.items()
+    ]
+
+
+def compare(gradients: list[Tensor], reference: list[Tensor]) -> float:
+    """Return 0.0 where all bits agree, else the largest difference of a tensor relative to its largest number."""
+    errors = [
+        0.0 if torch.equal(a, b) else float((a.float() - b.float()).abs().max() / b.float().abs().max())
+        for a, b in zip(gradients, reference, strict=True)
+    ]
+    return max(errors)
+
+
+def bytes_now(device: torch.device, held: Iterable[Tensor]) -> int:
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
+
+
+def seconds_of(step: Step, device: torch.device) -> float:
+    if device.type == "cpu":
+        begin = time.perf_counter()
+        step()
+        return time.perf_counter() - begin
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    step()
+    end.record()
+    torch.cuda.synchronize(device)
+    return begin.elapsed_time(end) / 1e3
+
+
+def machine() -> str:
+    """Return what the numbers were measured on."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    return f"{name}, torch {torch.__version__}, Python {platform.python_version()}, memfit {memfit.__version__}"
+
+
+def print_rows(title: str, rows: list[Row]) -> None:
+    table = Table("way", "median ms", "quartiles", "ratio", "activations", "peak", "gradients", title=title)
+    for row in rows:
+        low, high = row.quartiles_ms
+        table.add_row(
+            row.way,
+            f"{row.median_ms:.2f}",
+            f"{low:.2f} to {high:.2f}",
+            f"{row.ratio:.3f}",
+            format_bytes(row.activation_peak_bytes),
+            format_bytes(row.peak_bytes),
+            "equal" if row.gradients_equal else f"within {row.gradient_error:.0e}",
+        )
+    Console(width=140).print(table)
+
+
+def as_data(rows: list[Row]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in rows]

@@ -1,0 +1,76 @@
+"""The ways a user would pick instead of memfit: torch's own checkpointing, whole, in part, and selective."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from measuring import Way
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+_aten = torch.ops.aten
+_MATMULS = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten._grouped_mm.default,
+    _aten.convolution.default,
+}
+_ATTENTION = {
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def eager_peers(blocks: Sequence[nn.Module]) -> dict[str, Way]:
+    """Return the eager ways, each around ``blocks``."""
+    selective = functools.partial(create_selective_checkpoint_contexts, _save_matmuls_and_attention)
+    return {
+        "torch: checkpoint every block": lambda: checkpointed(blocks),
+        "torch: checkpoint every 2nd block": lambda: checkpointed(blocks[::2]),
+        "torch: checkpoint every 3rd block": lambda: checkpointed(blocks[::3]),
+        "torch: checkpoint every 4th block": lambda: checkpointed(blocks[::4]),
+        "torch: selective, save matmuls + attention": lambda: checkpointed(blocks, context_fn=selective),
+        "torchtitan: selective, every 2nd matmul": lambda: checkpointed(blocks, context_fn=_save_every_second_matmul),
+    }
+
+
+def offloaded() -> contextlib.AbstractContextManager[Any]:
+    """Return torch's offloading of everything that autograd saves."""
+    return torch.autograd.graph.save_on_cpu(pin_memory=True)
+
+
+@contextmanager
+def checkpointed(blocks: Sequence[nn.Module], **options: Any) -> Iterator[None]:
+    for block in blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **options)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _save_matmuls_and_attention(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in _MATMULS | _ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _save_every_second_matmul() -> Any:
+    """torchtitan's rule: as above, but of the matrix products only every second, counted anew in each block."""
+    num_matmuls = {False: 0, True: 0}
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if op in _MATMULS:
+            num_matmuls[context.is_recompute] += 1
+            if num_matmuls[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        return _save_matmuls_and_attention(context, op)
+
+    return create_selective_checkpoint_contexts(policy)
