@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from gpt import GPT, tokens
-from measuring import Row, Way, as_data, machine, measure, print_rows, training_step
+from measuring import Row, Way, as_data, machine, measure, print_rows
 from peers import eager_peers
 from torch import Tensor
 
@@ -63,9 +63,15 @@ def run(size: Size, device: torch.device) -> list[Row]:
     torch.manual_seed(0)
     model = GPT(size.num_blocks, size.width).to(device=device, dtype=size.dtype)
     batch = tokens(size.batch, size.length, device)
-    step = training_step(model, lambda: model(batch))
-    step()
-    return measure(ways(model, batch), step, model, [batch], size.num_rounds, size.steps_per_round)
+    return measure(
+        ways(model, batch),
+        lambda: model(batch),
+        model,
+        [batch],
+        num_rounds=size.num_rounds,
+        steps_per_round=size.steps_per_round,
+        keep_gradients=True,
+    )
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -38,11 +38,11 @@ class Row:
     gradient_error: float
 
 
-def training_step(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
-    """Return a step whose gradients stay allocated, so that its peak above the model is activations alone."""
+def training_step(model: nn.Module, loss: Callable[[], Tensor], keep_gradients: bool) -> Step:
+    """Return a training step. Where it keeps gradients allocated, its peak above the start is activations alone."""
 
     def step() -> None:
-        model.zero_grad(set_to_none=False)
+        model.zero_grad(set_to_none=not keep_gradients)
         loss().backward()
 
     return step
@@ -50,21 +50,29 @@ def training_step(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
 
 def measure(
     ways: Mapping[str, Way],
-    step: Step,
+    loss: Callable[[], Tensor],
     model: nn.Module,
-    batch: Iterable[Tensor],
+    batch: Sequence[Tensor],
+    *,
     num_rounds: int,
     steps_per_round: int,
+    keep_gradients: bool,
 ) -> list[Row]:
-    """Run ``step`` in all ``ways`` in turn, round after round, and compare with the first of them."""
+    """Train in all ``ways`` in turn, round after round, and compare with the first of them."""
+    step = training_step(model, loss, keep_gradients)
     device = next(model.parameters()).device
-    held = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None), *batch]
+
+    def held() -> list[Tensor]:
+        return [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None), *batch]
+
     peaks, gradients, seconds = {}, {}, {name: [] for name in ways}
     for name, way in ways.items():
         with way():
             step()
-            before = bytes_now(device, held)
-            peaks[name] = (peak_of(step, device, held), before)
+            if not keep_gradients:
+                model.zero_grad()
+            before = bytes_now(device, held())
+            peaks[name] = (peak_of(step, device, held()), before)
         copies = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         gradients[name] = compare(copies, gradients.setdefault("", copies))
     for _ in range(num_rounds):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memfit.errors import StaleValueError as StaleValueError
     from memfit.graph.model_profile import ModelProfile as ModelProfile
     from memfit.graph.plan import Decision as Decision
+    from memfit.graph.plan import FrontierPoint as FrontierPoint
     from memfit.graph.plan import Plan as Plan
     from memfit.layers.checkpointer import ActivationCheckpointer as ActivationCheckpointer
     from memfit.layers.checkpointer import CheckpointConfig as CheckpointConfig
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from memfit.layers.strategies import NoCheckpointing as NoCheckpointing
     from memfit.layers.strategies import Selective as Selective
     from memfit.layers.strategies import SqrtLayers as SqrtLayers
+    from memfit.planning.planner import frontier as frontier
     from memfit.planning.planner import plan as plan
     from memfit.runtime.apply import Applied as Applied
     from memfit.runtime.apply import apply as apply
@@ -82,8 +84,8 @@ _HOME_OF = {
     ),
     "memfit.layers.checkpointer": ("ActivationCheckpointer", "CheckpointConfig"),
     "memfit.graph.model_profile": ("ModelProfile",),
-    "memfit.graph.plan": ("Decision", "Plan"),
-    "memfit.planning.planner": ("plan",),
+    "memfit.graph.plan": ("Decision", "FrontierPoint", "Plan"),
+    "memfit.planning.planner": ("frontier", "plan"),
     "memfit.capture.profiling": ("profile",),
     "memfit.runtime.apply": ("Applied", "apply"),
 }
