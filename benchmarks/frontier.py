@@ -35,7 +35,7 @@ def run(name: str, num_rounds: int, steps_per_round: int, num_points: int) -> di
     subject = SUBJECTS[name]()
     model = subject.model
     device = next(model.parameters()).device
-    step = training_step(model, subject.loss, keep_gradients=False)
+    step = training_step(model, subject.output_and_loss, keep_gradients=False)
     step()
     model.zero_grad()
     profile, profiling_seconds = timed(lambda: memfit.profile(model, subject.batch))
@@ -59,7 +59,7 @@ def run(name: str, num_rounds: int, steps_per_round: int, num_points: int) -> di
             ways[label] = lambda plan=plan: memfit.apply(model, plan)
     rows = measure(
         ways,
-        subject.loss,
+        subject.output_and_loss,
         model,
         subject.tensors(),
         num_rounds=num_rounds,

@@ -25,10 +25,10 @@ class Subject:
     batch: Any
     blocks: Sequence[nn.Module]
 
-    def loss(self) -> Tensor:
-        """Run the forward pass and return the loss."""
+    def output_and_loss(self) -> tuple[Any, Tensor]:
+        """Run the forward pass."""
         output = self.model(**self.batch) if isinstance(self.batch, dict) else self.model(*self.batch)
-        return output if isinstance(output, Tensor) else output.loss
+        return output, output if isinstance(output, Tensor) else output.loss
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors of the batch."""

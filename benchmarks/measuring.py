@@ -20,6 +20,7 @@ from memfit.runtime.ledger import peak_of
 from memfit.units import format_bytes
 
 Step = Callable[[], object]
+OutputAndLoss = Callable[[], tuple[Any, Tensor]]
 # What to enter around steps to run them in one way.
 Way = Callable[[], AbstractContextManager[Any]]
 
@@ -38,19 +39,23 @@ class Row:
     gradient_error: float
 
 
-def training_step(model: nn.Module, loss: Callable[[], Tensor], keep_gradients: bool) -> Step:
-    """Return a training step. Where it keeps gradients allocated, its peak above the start is activations alone."""
+def training_step(model: nn.Module, output_and_loss: OutputAndLoss, keep_gradients: bool) -> Step:
+    """Return a training step that holds its output until backward is done, as training loops do.
+
+    Where it keeps gradients allocated, its peak above the start is activations alone.
+    """
 
     def step() -> None:
         model.zero_grad(set_to_none=not keep_gradients)
-        loss().backward()
+        _output, loss = output_and_loss()
+        loss.backward()
 
     return step
 
 
 def measure(
     ways: Mapping[str, Way],
-    loss: Callable[[], Tensor],
+    output_and_loss: OutputAndLoss,
     model: nn.Module,
     batch: Sequence[Tensor],
     *,
@@ -59,13 +64,13 @@ def measure(
     keep_gradients: bool,
 ) -> list[Row]:
     """Train in all ``ways`` in turn, round after round, and compare with the first of them."""
-    step = training_step(model, loss, keep_gradients)
+    step = training_step(model, output_and_loss, keep_gradients)
     device = next(model.parameters()).device
 
     def held() -> list[Tensor]:
         return [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None), *batch]
 
-    peaks, gradients, seconds = {}, {}, {name: [] for name in ways}
+    peaks = {}
     for name, way in ways.items():
         with way():
             step()
@@ -73,8 +78,9 @@ def measure(
                 model.zero_grad()
             before = bytes_now(device, held())
             peaks[name] = (peak_of(step, device, held()), before)
-        copies = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        gradients[name] = compare(copies, gradients.setdefault("", copies))
+    # After the peaks, in which the reference must not be counted.
+    errors = gradient_errors(ways, step, model)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(num_rounds):
         for name, way in ways.items():
             with way():
@@ -89,11 +95,24 @@ def measure(
             ratio=statistics.median(times) / first,
             peak_bytes=peaks[name][0],
             activation_peak_bytes=peaks[name][0] - peaks[name][1],
-            gradients_equal=gradients[name] == 0.0,
-            gradient_error=gradients[name],
+            gradients_equal=errors[name] == 0.0,
+            gradient_error=errors[name],
         )
         for name, times in seconds.items()
     ]
+
+
+def gradient_errors(ways: Mapping[str, Way], step: Step, model: nn.Module) -> dict[str, float]:
+    """Return how far each way's gradients are from those of the first way."""
+    reference: list[Tensor] = []
+    errors = {}
+    for name, way in ways.items():
+        with way():
+            step()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        reference = reference or [gradient.clone() for gradient in gradients]
+        errors[name] = compare(gradients, reference)
+    return errors
 
 
 def compare(gradients: list[Tensor], reference: list[Tensor]) -> float:

@@ -1,17 +1,20 @@
-"""Finds, in one step, the values that do not replay bit for bit.
+"""Finds, in trial steps, the values that do not replay bit for bit.
 
 Kernels that bypass the dispatcher (raw Triton or C++) write where no one is told. So the engine itself is run, with
-every value dropped that it believes it can bring back, but with the originals kept: backward is given the originals,
-and what the replay made is compared with them.
+values dropped that it believes it can bring back, but with the originals kept: the step goes on with the originals, and
+what the replay made is compared with them.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from memfit.capture.bits import same_bits
@@ -19,14 +22,15 @@ from memfit.capture.kept_state import KeptState
 from memfit.capture.step import TrainingStep
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.names import is_within
-from memfit.planning.planner import plan_of_all_that_replays
+from memfit.graph.plan import Plan
+from memfit.planning.planner import plan_of_all_that_replays, plan_of_what_leaves_blocks
 from memfit.runtime.apply import Applied
-from memfit.runtime.op_rules import OpRule
-from memfit.runtime.recipes import Recipe
+from memfit.runtime.call_arguments import tensors_in
+from memfit.runtime.op_rules import OpRule, Treatment, rule_for
 from memfit.runtime.regions import DropPattern, Region
 from memfit.runtime.replay import read
 from memfit.runtime.tape import Tape
-from memfit.runtime.values import DroppedUse
+from memfit.runtime.values import DroppedUse, DroppedValue, geometry_of, note_on
 
 # Each trial finds the first values of a chain that differ; models with more than a few links of such are not known.
 _MAX_TRIALS = 6
@@ -44,28 +48,50 @@ class OpOutput(NamedTuple):
 def calibrated(profile: ModelProfile, step: TrainingStep, state: KeptState) -> ModelProfile:
     """Return ``profile`` with the values marked that do not come back as they were.
 
+    First all values inside blocks are tried, replayed from what enters the block; then those that leave blocks, which
+    are compared wherever they are read, since autograd need not save what other replays may start from.
+    """
+    profile = _tried(profile, step, state, plan_of_all_that_replays, CalibratingTape)
+    return _tried(profile, step, state, plan_of_what_leaves_blocks, ReadCheckingTape)
+
+
+def _tried(
+    profile: ModelProfile,
+    step: TrainingStep,
+    state: KeptState,
+    plan_for: Callable[[ModelProfile], Plan],
+    tape: type[CalibratingTape],
+) -> ModelProfile:
+    """Return ``profile`` with the values marked that did not come back in steps by ``plan_for`` of it.
+
     What differs makes all that is replayed from it differ too. So only the first ones are marked, and with those saved,
     the step is tried again, until all that is still dropped comes back.
     """
+    values: set[int] = set()
     for _ in range(_MAX_TRIALS):
+        plan = plan_for(profile)
+        if not plan.regions:
+            return profile
         differing: set[OpOutput] = set()
-        plan = plan_of_all_that_replays(profile)
-        with state.kept(), Applied(step.model, plan, functools.partial(CalibratingTape, differing)):
+        with state.kept(), Applied(step.model, plan, functools.partial(tape, differing)):
             step.run_forward_and_backward()
-        values = {index for output in differing for index in _values_of(profile, output)}
+        values = {index for output in differing for index in _values_of(profile, output, plan)}
         if not values:
             return profile
         profile = _marked(profile, _first_among(values, profile))
     return _marked(profile, values)
 
 
-def _values_of(profile: ModelProfile, output: OpOutput) -> list[int]:
+def _values_of(profile: ModelProfile, output: OpOutput, plan: Plan) -> list[int]:
     """Return the values that ``output`` may be: one, or where this step called the op more often, all of its calls'."""
-    calls = [
-        op for op in profile.ops if op.op == output.op and op.module is not None and is_within(op.module, output.region)
-    ]
+    calls = [op for op in profile.ops if op.op == output.op and _region_of(op.module, plan) == output.region]
     chosen = calls[output.number : output.number + 1] or calls
     return [index for op in chosen if (index := op.outputs[output.position]) is not None]
+
+
+def _region_of(module: str | None, plan: Plan) -> str | None:
+    around = [path for path in plan.regions if module is not None and is_within(module, path)]
+    return max(around, key=len) if around else None
 
 
 def _first_among(values: set[int], profile: ModelProfile) -> set[int]:
@@ -90,7 +116,6 @@ def _marked(profile: ModelProfile, marked: set[int]) -> ModelProfile:
 class _Both(NamedTuple):
     use: DroppedUse
     original: Tensor
-    output: OpOutput
 
 
 class CalibratingTape(Tape):
@@ -101,7 +126,7 @@ class CalibratingTape(Tape):
         self._differing = differing
         self._this_call: OpOutput | None = None
         self._num_calls_of: dict[tuple[str, str], int] = defaultdict(int)
-        self._call_of_recipe: dict[int, OpOutput] = {}
+        self._output_of: weakref.WeakKeyDictionary[DroppedValue, OpOutput] = weakref.WeakKeyDictionary()
 
     def _next_pattern(self, region: Region | None, rule: OpRule) -> DropPattern:
         assert region is not None
@@ -110,25 +135,37 @@ class CalibratingTape(Tape):
         self._this_call = OpOutput(region.path, rule.name, number)
         return super()._next_pattern(region, rule)
 
-    def _new_recipe_number(self) -> int:
-        number = super()._new_recipe_number()
+    def _drop(self, storage: torch.UntypedStorage, value: DroppedValue, version: int) -> None:
         assert self._this_call is not None
-        self._call_of_recipe[number] = self._this_call
-        return number
+        assert value.recipe is not None
+        position = next(position for position, output in value.recipe.outputs if output() is value)
+        self._output_of[value] = self._this_call._replace(position=position)
+        super()._drop(storage, value, version)
 
     def _pack(self, tensor: Tensor) -> Any:
         packed = super()._pack(tensor)
-        if type(packed) is not DroppedUse:
-            return packed
-        recipe = packed.value.recipe
-        assert isinstance(recipe, Recipe)
-        position = next(position for position, value in recipe.outputs if value() is packed.value)
-        call = self._call_of_recipe[recipe.number]
-        return _Both(packed, tensor.detach(), call._replace(position=position))
+        return _Both(packed, tensor.detach()) if type(packed) is DroppedUse else packed
 
     def _unpack(self, packed: Any) -> Tensor:
         if type(packed) is not _Both:
             return super()._unpack(packed)
-        if not same_bits(read(packed.use), packed.original):
-            self._differing.add(packed.output)
+        self._compare(packed.use, packed.original)
         return packed.original
+
+    def _compare(self, use: DroppedUse, original: Tensor) -> None:
+        if not same_bits(read(use), original):
+            self._differing.add(self._output_of[use.value])
+
+
+class ReadCheckingTape(CalibratingTape):
+    """One that compares a dropped value at every op that reads it, not only where autograd saves it."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # A view reads nothing, and is how a raw kernel gets hold of the memory that it is about to write.
+        if not types and rule_for(op).treatment is not Treatment.VIEW:
+            for tensor in tensors_in([args, kwargs or {}]):
+                note = note_on(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+                value = note.content(tensor) if note is not None and note.tape_token is self._token else None
+                if value is not None:
+                    self._compare(DroppedUse(value, geometry_of(tensor)), tensor)
+        return super().__torch_dispatch__(op, types, args, kwargs)

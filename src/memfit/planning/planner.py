@@ -95,6 +95,20 @@ def plan_of_all_that_replays(profile: ModelProfile) -> Plan:
     return _plan_of(step, step.recomputed_of(set(step.plannable) - BlockValues(step).leaving()), budget_bytes=None)
 
 
+def plan_of_what_leaves_blocks(profile: ModelProfile) -> Plan:
+    """Return the plan that recomputes the values that leave blocks, and what those were written over, from the rest."""
+    step = Step(profile)
+    wanted = BlockValues(step).leaving()
+    for value in sorted(wanted, reverse=True):
+        op = profile.ops[step.value_op[value]]
+        while before := [
+            index for index in op.rewrites if index in op.inputs and profile.values[index].op_index is not None
+        ]:
+            wanted.update(before)
+            op = profile.ops[step.value_op[before[0]]]
+    return _plan_of(step, step.recomputed_of(wanted), budget_bytes=None)
+
+
 def _plan_of(
     step: Step,
     recomputed: set[int] | frozenset[int],
