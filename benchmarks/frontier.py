@@ -47,10 +47,13 @@ def run(name: str, num_rounds: int, steps_per_round: int, num_points: int) -> di
         with way():
             step()
             model.zero_grad()
-            peak_bytes = peak_of(step, device, held=())
+            peak_bytes = peak_of(step, device, held=[*model.parameters(), *model.buffers(), *subject.tensors()])
         ways[peer] = way
         label = f"memfit at the peak of ({peer})"
-        plans[label], planning_seconds[label] = timed(lambda budget=peak_bytes: memfit.plan(profile, budget=budget))
+        try:
+            plans[label], planning_seconds[label] = timed(lambda budget=peak_bytes: memfit.plan(profile, budget=budget))
+        except memfit.InfeasibleBudgetError as error:
+            print(f"{label}: {error}", flush=True)
     frontier, planning_seconds["frontier"] = timed(lambda: memfit.frontier(profile, points=num_points))
     print(f"{name}: planned in {sum(planning_seconds.values()):.1f} s", flush=True)
     plans |= {f"memfit at {format_bytes(point.peak_bytes)}": point.plan for point in frontier}

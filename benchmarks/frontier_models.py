@@ -67,6 +67,7 @@ def _llama(width: int, num_layers: int, batch: int) -> Subject:
         num_key_value_heads=width // 128,
         vocab_size=32_000,
         attn_implementation="sdpa",
+        use_cache=False,  # torch's checkpointing runs forward twice, and the cache would grow twice
     )
     model = LlamaForCausalLM(config).to(_DEVICE, torch.bfloat16)
     ids = tokens(batch, 2048, _DEVICE)
@@ -115,6 +116,7 @@ def mixtral() -> Subject:
         num_key_value_heads=8,
         num_local_experts=8,
         vocab_size=32_000,
+        use_cache=False,
     )
     model = MixtralForCausalLM(config).to(_DEVICE, torch.bfloat16)
     ids = tokens(4, 2048, _DEVICE)
