@@ -1,0 +1,107 @@
+// Puts the page together, and draws it anew when another budget is chosen. `#point=3` in the address opens on a plan.
+
+function writeHead(report) {
+  const { device, step_seconds: seconds } = report.profile;
+  const plain = Math.max(...report.timeline.plain_bytes, 0);
+  byId("subtitle").textContent = `Saving everything, one step on ${device} takes ${secondsText(seconds)} and peaks at ${bytesText(plain)}.`;
+  byId("budget-least").textContent = bytesText(report.points[0].peak_bytes);
+  byId("budget-most").textContent = bytesText(report.points[report.points.length - 1].peak_bytes);
+}
+
+function writeFacts(report) {
+  const { profile } = report;
+  const facts = [
+    ["Device", profile.device_bytes === null ? profile.device : `${profile.device}, ${bytesText(profile.device_bytes)}`],
+    ["Fingerprint of the model", profile.fingerprint],
+    ["Measured with", profile.measured_with],
+    ["Plain step", `${secondsText(profile.step_seconds)}, peak ${bytesText(profile.peak_bytes)} (${exactBytesText(profile.peak_bytes)})`],
+    ["There before the step", `${bytesText(profile.resident_bytes)}: parameters, optimizer state, the batch`],
+    ["Recorded", `${profile.num_ops.toLocaleString("en")} ops, ${report.values.num_bytes.length.toLocaleString("en")} values made inside the model`],
+    ["Predicted", "peaks by walking the recorded step under each plan, slowdowns from the measured seconds of the ops run again"],
+    ...report.facts,
+  ];
+  byId("facts").append(...facts.flatMap(([name, fact]) => [element("dt", {}, name), element("dd", {}, fact)]));
+}
+
+function writeFigures(report, point, totals) {
+  const plain = Math.max(...report.timeline.plain_bytes, 0);
+  const less = plain ? 1 - point.peak_bytes / plain : 0;
+  const figures = { peak: bytesText(point.peak_bytes), "less-memory": shareText(less), slower: slowerText(point.overhead), recomputed: bytesText(totals.recomputed) };
+  for (const [id, text] of Object.entries(figures)) byId(id).textContent = text;
+  byId("peak").dataset.bytes = point.peak_bytes;
+  byId("slower").dataset.overhead = point.overhead;
+  byId("recomputed").dataset.bytes = totals.recomputed;
+  const slider = byId("budget");
+  slider.setAttribute("aria-valuetext", `${figures.peak} peak, ${figures.slower} time`);
+  byId("summary").textContent = totals.recomputed
+    ? `At ${figures.peak} the step is predicted to take ${figures["less-memory"]} less memory than saving everything and ${shareText(point.overhead)} more time: ` +
+      `${figures.recomputed} of activations are made again in the backward pass, for ${flopsText(point.recompute_flops)}.`
+    : "Here everything that the backward pass needs is saved, and nothing is made again.";
+}
+
+function start() {
+  const report = JSON.parse(byId("report-data").textContent);
+  const slider = byId("budget");
+  const state = { selected: report.selected, showAllLive: false };
+  const drawValues = newValueTable(report);
+  writeHead(report);
+  writeFacts(report);
+  drawCurveLegend(report);
+  drawTimelineLegend();
+  listAllPoints(report);
+  prepareBlocks(report);
+
+  function drawCharts() {
+    const point = report.points[state.selected];
+    drawCurve(report, state.selected, select);
+    drawTimeline(report, point);
+  }
+
+  function drawLive() {
+    listLive(report.points[state.selected], state.showAllLive, () => {
+      state.showAllLive = !state.showAllLive;
+      drawLive();
+    });
+  }
+
+  function select(index) {
+    state.selected = Math.max(0, Math.min(report.points.length - 1, index));
+    const point = report.points[state.selected];
+    slider.value = state.selected;
+    writeFigures(report, point, drawBlocks(report, point));
+    describePeak(report, point);
+    drawLive();
+    drawCharts();
+    drawValues(point);
+  }
+
+  function selectFromAddress() {
+    const asked = /^#point=(\d+)$/.exec(location.hash);
+    select(asked ? Number(asked[1]) : state.selected);
+  }
+
+  slider.max = report.points.length - 1;
+  slider.addEventListener("input", () => select(Number(slider.value)));
+  addEventListener("hashchange", selectFromAddress);
+  new ResizeObserver(drawCharts).observe(document.querySelector("main"));
+  setUpTheme();
+  selectFromAddress();
+}
+
+function setUpTheme() {
+  const button = byId("theme");
+  const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (document.documentElement.dataset.theme ?? (systemIsDark.matches ? "dark" : "light")) === "dark";
+  const show = () => {
+    button.textContent = isDark() ? "Light" : "Dark";
+    button.setAttribute("aria-label", `Switch to the ${isDark() ? "light" : "dark"} theme`);
+  };
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    show();
+  });
+  systemIsDark.addEventListener("change", show);
+  show();
+}
+
+start();

@@ -1,0 +1,105 @@
+// The memory of the step from its first op to its last, with the peak and what is live there.
+
+const FIRST_LIVE_MODULES = 9;
+
+function drawTimelineLegend() {
+  const planLine = shape("line", { x1: 0, x2: 22, y1: 6, y2: 6, style: "stroke:var(--saved);stroke-width:2" });
+  const plainLine = shape("line", { x1: 0, x2: 22, y1: 6, y2: 6, style: "stroke:var(--plain);stroke-width:1.5" });
+  const dot = shape("circle", { cx: 11, cy: 6, r: 4.5, style: "fill:var(--recomputed)" });
+  byId("timeline-legend").append(legendEntry("this plan", planLine), legendEntry("everything saved", plainLine), legendEntry("peak", dot));
+}
+
+function drawTimeline(report, point) {
+  const holder = byId("timeline");
+  const { svg, width, height } = newChart(holder, "Bytes in use, op by op", (w) => Math.max(240, Math.min(360, w * 0.48)));
+  const frame = { left: 44, right: width - 10, top: 40, bottom: height - 46 };
+  const { first_ops: firstOps, plain_bytes: plainBytes, phases } = report.timeline;
+  const numOps = report.profile.num_ops;
+  const most = Math.max(...plainBytes, ...point.timeline_bytes, 1);
+  const x = linear([0, Math.max(numOps - 1, 1)], [frame.left, frame.right]);
+  const y = linear([0, most * 1.04], [frame.bottom, frame.top]);
+  const opTicks = roundTicks(0, numOps - 1, width / 110).ticks.filter(Number.isInteger).map((at) => ({ at, text: at.toLocaleString("en") }));
+  const { unit, ticks } = byteTicks(0, most * 1.04, 5);
+  drawAxes(svg, frame, x, y, opTicks, ticks, "op of the step", `in use (${unit})`);
+  drawPhases(svg, frame, x, phases, numOps);
+
+  const line = (allBytes) => pathThrough(allBytes.map((numBytes, index) => [x(firstOps[index]), y(numBytes)]));
+  const right = x(firstOps[firstOps.length - 1] ?? 0).toFixed(1);
+  svg.append(
+    shape("path", { class: "plan-area", d: `${line(point.timeline_bytes)}L${right},${frame.bottom}L${frame.left},${frame.bottom}Z` }),
+    shape("path", { class: "plain-line", d: line(plainBytes) }),
+    shape("path", { class: "plan-line", d: line(point.timeline_bytes) }),
+    shape("line", { class: "resident", x1: frame.left, x2: frame.right, y1: y(report.profile.resident_bytes), y2: y(report.profile.resident_bytes) }),
+    shape("text", { x: frame.right, y: y(report.profile.resident_bytes) - 5, "text-anchor": "end" }, "there before the step"),
+  );
+  drawPeak(svg, frame, x, y, report, point);
+  followPointer(holder, svg, frame, x, y, report, point);
+}
+
+function drawPhases(svg, frame, x, phases, numOps) {
+  phases.forEach(([name, firstOp], index) => {
+    const end = index + 1 < phases.length ? phases[index + 1][1] : numOps;
+    if (index) svg.append(shape("line", { class: "phase", x1: x(firstOp), x2: x(firstOp), y1: frame.top - 8, y2: frame.bottom }));
+    if (x(end) - x(firstOp) > 70) svg.append(shape("text", { x: (x(firstOp) + x(Math.min(end, numOps - 1))) / 2, y: frame.top - 6, "text-anchor": "middle" }, name));
+  });
+}
+
+// Ops are drawn in buckets; the peak stands on its bucket so that it lies on the line.
+function drawPeak(svg, frame, x, y, report, point) {
+  const bucket = report.timeline.first_ops.findLastIndex((firstOp) => firstOp <= point.peak_op_index);
+  const left = x(report.timeline.first_ops[bucket] ?? 0);
+  const top = y(point.timeline_bytes[bucket] ?? 0);
+  const isRight = left > (frame.left + frame.right) / 2;
+  svg.append(
+    shape("circle", { class: "peak-dot", cx: left, cy: top, r: 6 }),
+    shape("text", { class: "peak-label", x: left + (isRight ? 11 : -11), y: top - 6, "text-anchor": isRight ? "start" : "end" }, bytesText(point.peak_bytes)),
+  );
+}
+
+function followPointer(holder, svg, frame, x, y, report, point) {
+  const { first_ops: firstOps, plain_bytes: plainBytes } = report.timeline;
+  const cursor = shape("line", { class: "cursor", y1: frame.top, y2: frame.bottom, visibility: "hidden" });
+  svg.append(cursor);
+  svg.addEventListener("pointermove", (event) => {
+    const left = event.clientX - svg.getBoundingClientRect().left;
+    const share = Math.max(0, Math.min(1, (left - frame.left) / (frame.right - frame.left)));
+    const bucket = Math.min(firstOps.length - 1, Math.round(share * (firstOps.length - 1)));
+    if (bucket < 0) return;
+    const at = x(firstOps[bucket]);
+    fill(cursor, { x1: at, x2: at, visibility: "visible" }, []);
+    const lines = [`${bytesText(point.timeline_bytes[bucket])} with this plan`, `${bytesText(plainBytes[bucket])} with everything saved`];
+    showTip(holder, at, y(point.timeline_bytes[bucket]), `op ${firstOps[bucket].toLocaleString("en")}`, lines);
+  });
+  svg.addEventListener("pointerleave", () => {
+    cursor.setAttribute("visibility", "hidden");
+    hideTip(holder);
+  });
+}
+
+function describePeak(report, point) {
+  const phase = report.timeline.phases.findLast(([, firstOp]) => firstOp <= point.peak_op_index)?.[0] ?? "step";
+  byId("peak-sentence").textContent =
+    `The peak, ${bytesText(point.peak_bytes)}, is reached in the ${phase} pass at op ${point.peak_op_index.toLocaleString("en")}` +
+    ` of ${report.profile.num_ops.toLocaleString("en")} (${point.peak_op}).`;
+}
+
+function listLive(point, showAll, toggle) {
+  const most = Math.max(1, ...point.live_at_peak.map(([, numBytes]) => numBytes));
+  const shown = showAll ? point.live_at_peak : point.live_at_peak.slice(0, FIRST_LIVE_MODULES);
+  const rows = shown.map(([module, numBytes]) => liveRow(module || "(the model itself)", numBytes, most));
+  const numFolded = point.num_live_modules - point.live_at_peak.length;
+  if (showAll && numFolded) rows.push(liveRow(`${numFolded} more modules`, point.other_live_bytes, most));
+  byId("live").replaceChildren(...rows);
+  const more = byId("live-more");
+  more.hidden = point.num_live_modules <= FIRST_LIVE_MODULES;
+  more.textContent = showAll ? "Show fewer" : `Show all ${point.num_live_modules} modules`;
+  more.onclick = toggle;
+}
+
+function liveRow(name, numBytes, most) {
+  return element("li", { "data-bytes": numBytes, title: exactBytesText(numBytes) },
+    element("span", { class: "path" }, name),
+    element("span", {}, bytesText(numBytes)),
+    element("span", { class: "meter", "aria-hidden": "true" }, element("i", { style: `width:${(100 * numBytes) / most}%` })),
+  );
+}

@@ -1,0 +1,175 @@
+"""The report as the page's script reads it: plain lists and numbers, small enough for models of thousands of values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from memfit.errors import InvalidParameterError
+from memfit.graph.names import is_within, parse_value_name
+from memfit.graph.plan import FrontierPoint
+from memfit.planning.simulator import simulated
+from memfit.planning.step import Bytes, Step
+from memfit.report.page_data import ReportData
+from memfit.report.plan_effect import bytes_by_block, plan_effect
+
+MOST_TIMELINE_POINTS = 600
+MOST_LIVE_MODULES = 40
+
+
+def page_document(data: ReportData) -> dict[str, Any]:
+    """Return everything that the page shows, ready for JSON. Points are in the order of their peak, smallest first."""
+    points = _ordered_points(data)
+    step = Step(data.profile)
+    blocks = _BlockTable(step)
+    first_ops = _bucket_starts(step.num_ops)
+    return {
+        "title": data.title,
+        "profile": _profile_head(data, step),
+        "facts": [[str(name), str(fact)] for name, fact in data.facts.items()],
+        "budget_bytes": data.budget_bytes,
+        "selected": _selected(data, points),
+        "blocks": blocks.labels,
+        "values": _value_columns(step, blocks.of_value),
+        "timeline": {
+            "first_ops": first_ops,
+            "phases": _phases(step),
+            "plain_bytes": _downsampled(simulated(step, set()).timeline_bytes, first_ops),
+        },
+        "points": [_point_entry(step, point, blocks, first_ops) for point in points],
+        "marks": [
+            {
+                "label": mark.label,
+                "peak_bytes": mark.peak_bytes,
+                "overhead": mark.overhead,
+                "is_measured": mark.is_measured,
+                "note": mark.note,
+            }
+            for mark in data.marks
+        ],
+    }
+
+
+def _ordered_points(data: ReportData) -> list[FrontierPoint]:
+    points = {(point.peak_bytes, point.overhead): point for point in data.points}
+    if data.chosen is not None:
+        points[data.chosen.peak_bytes, data.chosen.overhead] = data.chosen
+    if not points:
+        raise InvalidParameterError("a page needs at least one plan; give it memfit.frontier(profile) as points")
+    return [points[key] for key in sorted(points)]
+
+
+def _selected(data: ReportData, points: Sequence[FrontierPoint]) -> int:
+    if data.chosen is not None:
+        return next(place for place, point in enumerate(points) if point is data.chosen)
+    if data.budget_bytes is not None:
+        within = [place for place, point in enumerate(points) if point.peak_bytes <= data.budget_bytes]
+        return min(within, key=lambda place: points[place].overhead, default=0)
+    # The knee: the farthest below the line from the smallest plan to the fastest one.
+    smallest, fastest = points[0], points[-1]
+    width, height = fastest.peak_bytes - smallest.peak_bytes, smallest.overhead - fastest.overhead
+
+    def gain(place: int) -> float:
+        point = points[place]
+        across = (point.peak_bytes - smallest.peak_bytes) / width if width else 0.0
+        down = (smallest.overhead - point.overhead) / height if height else 0.0
+        return down - across
+
+    return max(range(len(points)), key=gain)
+
+
+def _profile_head(data: ReportData, step: Step) -> dict[str, Any]:
+    profile = data.profile
+    return {
+        "device": profile.device,
+        "fingerprint": profile.fingerprint,
+        "measured_with": profile.measured_with,
+        "step_seconds": profile.step_seconds,
+        "peak_bytes": profile.peak_bytes,
+        "device_bytes": profile.device_bytes,
+        "resident_bytes": step.resident_bytes,
+        "num_ops": step.num_ops,
+    }
+
+
+class _BlockTable:
+    """The blocks of the model and, last, what lies in none; ``of_value`` goes with ``Step.plannable``."""
+
+    def __init__(self, step: Step) -> None:
+        paths = [block.path for block in step.profile.blocks]
+        self.labels = [*paths, "outside the blocks"]
+        block_of_module: dict[str, int] = {}
+        self.of_value: list[int] = []
+        for index in step.plannable:
+            module = step.profile.ops[step.value_op[index]].module or ""
+            if module not in block_of_module:
+                around = [number for number, path in enumerate(paths) if is_within(module, path)]
+                # Blocks may lie in one another; a value belongs to the innermost.
+                block_of_module[module] = max(around, key=lambda number: len(paths[number]), default=len(paths))
+            self.of_value.append(block_of_module[module])
+
+
+def _value_columns(step: Step, block_of_value: list[int]) -> dict[str, Any]:
+    names = [parse_value_name(step.profile.values[index].name) for index in step.plannable]
+    modules, module_places = _string_table(name.module for name in names)
+    ops, op_places = _string_table(name.op for name in names)
+    return {
+        "module_names": modules,
+        "op_names": ops,
+        "module": module_places,
+        "op": op_places,
+        "call": [name.call for name in names],
+        "output": [name.output for name in names],
+        "num_bytes": [step.value_bytes[index] for index in step.plannable],
+        "block": block_of_value,
+    }
+
+
+def _string_table(texts: Iterable[str]) -> tuple[list[str], list[int]]:
+    place_of: dict[str, int] = {}
+    places = [place_of.setdefault(text, len(place_of)) for text in texts]
+    return list(place_of), places
+
+
+def _phases(step: Step) -> list[list[Any]]:
+    """Return where each part of the step begins: its name and its first op."""
+    phases: list[list[Any]] = []
+    for index, op in enumerate(step.profile.ops):
+        if not phases or phases[-1][0] != str(op.phase):
+            phases.append([str(op.phase), index])
+    return phases
+
+
+def _bucket_starts(num_ops: int) -> list[int]:
+    ops_per_point = max(1, -(-num_ops // MOST_TIMELINE_POINTS))
+    return list(range(0, num_ops, ops_per_point))
+
+
+def _downsampled(timeline_bytes: Bytes, first_ops: list[int]) -> list[int]:
+    """Return the most that is live in each bucket of ops, so that no peak is lost."""
+    if not first_ops:
+        return []
+    most: list[int] = np.maximum.reduceat(timeline_bytes, first_ops).tolist()
+    return most
+
+
+def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_ops: list[int]) -> dict[str, Any]:
+    effect = plan_effect(step, point.plan)
+    simulation = effect.simulation
+    live = simulation.live_at_peak
+    ops = step.profile.ops
+    return {
+        "peak_bytes": point.peak_bytes,
+        "overhead": point.overhead,
+        "recompute_flops": point.plan.recompute_flops,
+        "fates": "".join(effect.fates),
+        "blocks": bytes_by_block(step, effect, blocks.of_value, len(blocks.labels)),
+        "timeline_bytes": _downsampled(simulation.timeline_bytes, first_ops),
+        "peak_op_index": simulation.peak_op_index,
+        "peak_op": ops[simulation.peak_op_index].op if ops else "",
+        "num_live_modules": len(live),
+        "live_at_peak": [[entry.module, entry.num_bytes] for entry in live[:MOST_LIVE_MODULES]],
+        "other_live_bytes": sum(entry.num_bytes for entry in live[MOST_LIVE_MODULES:]),
+    }

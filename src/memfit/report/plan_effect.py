@@ -1,0 +1,98 @@
+"""What a plan does to each value and each block of a profiled step, in bytes.
+
+A value is *saved* where it is held for the backward pass, because autograd reads it or because a replay starts from
+it; *recomputed* where autograd reads it and it is brought back. Nobody keeps the others, whatever the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memfit.errors import InvalidParameterError
+from memfit.graph.plan import Decision, Plan
+from memfit.planning.simulator import Simulation, simulated
+from memfit.planning.step import Step
+
+
+class Fate(StrEnum):
+    """What becomes of a value between the op that made it and the backward pass, as one letter."""
+
+    SAVED = "s"
+    RECOMPUTED = "r"
+    OFFLOADED = "o"
+    COMPRESSED = "c"
+    NOT_KEPT = "-"
+
+
+COUNTED_FATES = (Fate.SAVED, Fate.RECOMPUTED, Fate.OFFLOADED, Fate.COMPRESSED)
+
+_FATE_OF_DECISION = {
+    Decision.SAVE: Fate.SAVED,
+    Decision.RECOMPUTE: Fate.RECOMPUTED,
+    Decision.OFFLOAD: Fate.OFFLOADED,
+    Decision.COMPRESS: Fate.COMPRESSED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEffect:
+    """``fates`` has one entry for each of ``Step.plannable``; the simulation is that of the same decisions."""
+
+    fates: tuple[Fate, ...]
+    simulation: Simulation
+
+
+def plan_effect(step: Step, plan: Plan) -> PlanEffect:
+    """Return what ``plan`` does to the step it was made for."""
+    recomputed = recomputed_values(step, plan)
+    simulation = simulated(step, recomputed)
+    started_from = {value for op in simulation.replayed_ops for value in step.op_inputs[op]} - recomputed
+    values = step.profile.values
+
+    def fate(index: int) -> Fate:
+        if not values[index].is_saved and index not in started_from:
+            return Fate.NOT_KEPT
+        if index in recomputed:
+            return Fate.RECOMPUTED
+        decision = plan.decisions[values[index].name]
+        # What the engine cannot bring back is saved, whatever the plan says.
+        return Fate.SAVED if decision is Decision.RECOMPUTE else _FATE_OF_DECISION[decision]
+
+    return PlanEffect(tuple(fate(index) for index in step.plannable), simulation)
+
+
+def recomputed_values(step: Step, plan: Plan) -> frozenset[int]:
+    """Return the indices of the values that the engine recomputes under ``plan``."""
+    if plan.fingerprint != step.profile.fingerprint:
+        raise InvalidParameterError(
+            f"the plan is for the model {plan.fingerprint!r}, the profile is of {step.profile.fingerprint!r}; "
+            "plan again with this profile"
+        )
+    names = [step.profile.values[index].name for index in step.plannable]
+    missing = next((name for name in names if name not in plan.decisions), None)
+    if missing is not None:
+        raise InvalidParameterError(f"the plan says nothing of the value {missing!r}; plan again with this profile")
+    chosen = (index for index, name in zip(step.plannable, names, strict=True) if _is_dropped(plan.decisions, name))
+    return frozenset(step.recomputed_of(frozenset(chosen)))
+
+
+def _is_dropped(decisions: Mapping[str, Decision], name: str) -> bool:
+    return decisions[name] is Decision.RECOMPUTE
+
+
+def bytes_by_block(step: Step, effect: PlanEffect, block_of_value: list[int], num_blocks: int) -> list[list[int]]:
+    """Return for each block the bytes of each of ``COUNTED_FATES``. Values written in place share bytes, once."""
+    totals = [[0] * len(COUNTED_FATES) for _ in range(num_blocks)]
+    held_storages: set[int] = set()
+    for index, fate, block in zip(step.plannable, effect.fates, block_of_value, strict=True):
+        if fate is Fate.NOT_KEPT:
+            continue
+        if fate is Fate.SAVED:
+            storage = step.value_storage[index]
+            if storage in held_storages:
+                continue
+            held_storages.add(storage)
+        totals[block][COUNTED_FATES.index(fate)] += step.value_bytes[index]
+    return totals
