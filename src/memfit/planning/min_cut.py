@@ -60,6 +60,7 @@ class HoldOrReplay:
         self._num_nodes = 2
         edges = self._edges(time)
         self._seconds_per_unit = max(sum(step.op_seconds[op] for op in self._op_node), 1e-12) / _TOTAL_UNITS
+        self._droppable = {value for value in self.values if self._may_be_dropped(value)}
         self._fix_structure(edges)
 
     @property
@@ -178,7 +179,12 @@ class HoldOrReplay:
 
         An edge that costs nothing may be cut without need; what nobody asks for is neither replayed nor held.
         """
-        step = self._step
+        value_op, op_inputs, nodes, droppable = (
+            self._step.value_op,
+            self._step.op_inputs,
+            self._value_node,
+            self._droppable,
+        )
         recomputed: set[int] = set()
         replayed: set[int] = set()
         held: list[int] = []
@@ -186,14 +192,15 @@ class HoldOrReplay:
         stack = list(self._read_later)
         while stack:
             value = stack.pop()
-            op = step.value_op[value]
-            if op not in may_run or not self._may_be_dropped(value):
+            op = value_op[value]
+            if op not in may_run or value not in droppable:
                 held.append(value)
                 continue
             recomputed.add(value)
             if op not in replayed:
                 replayed.add(op)
-                asked = [read for read in step.op_inputs[op] if read in self._value_node and read not in seen]
-                seen.update(asked)
-                stack.extend(asked)
+                for read in op_inputs[op]:
+                    if read not in seen and read in nodes:
+                        seen.add(read)
+                        stack.append(read)
         return recomputed, replayed, held

@@ -90,14 +90,6 @@ def simulated(step: Step, recomputed: Set[int]) -> Simulation:
     )
 
 
-class _Buffer(NamedTuple):
-    """What takes memory beside the recorded storages: a replayed output, or a copy of what was written over."""
-
-    value: int
-    first_position: int
-    last_position: int
-
-
 class _Walk:
     """The step under one plan. Positions count the recorded ops and the replays between them."""
 
@@ -108,7 +100,9 @@ class _Walk:
         self._order_runs(recipes)
         self._place_runs()
         self._find_holds(recipes)
-        self._buffers: list[_Buffer] = []
+        # What takes memory beside the recorded storages: (value, first position, last position) of each replayed output
+        # and each copy of what was written over.
+        self._buffers: list[tuple[int, int, int]] = []
         self._copy_what_is_written_over()
         self._fill_replayed()
         self._end_storages()
@@ -122,31 +116,31 @@ class _Walk:
     def _order_runs(self, recipes: list[int]) -> None:
         """Find which recipes run, for which read, and how long the others can be asked for; the last recipe first."""
         step, recomputed = self._step, self._recomputed
-        rank_asked: dict[int, int] = {}
+        rank_asked = list(step.read_rank_of_value)
         asked_until: dict[int, int] = {}
         self._idle_until: dict[int, int] = {}
         runs: list[tuple[int, int]] = []
-        read_rank, content_end, last_release = (
-            step.read_rank_of_value,
-            step.content_end_of_value,
-            step.last_release_of_value,
-        )
+        op_outputs, op_inputs = step.op_outputs, step.op_inputs
         for op in recipes:
-            rank, until = NEVER, -1
-            for value in step.op_outputs[op]:
-                if value in recomputed:
-                    rank = min(rank, read_rank[value], rank_asked.get(value, NEVER))
-                    until = max(until, content_end[value], last_release[value], asked_until.get(value, -1))
+            rank = NEVER
+            for value in op_outputs[op]:
+                if rank_asked[value] < rank and value in recomputed:
+                    rank = rank_asked[value]
             if rank < NEVER:
                 runs.append((rank, op))
-                for value in step.op_inputs[op]:
-                    if value in recomputed and rank < rank_asked.get(value, NEVER):
+                for value in op_inputs[op]:
+                    if rank < rank_asked[value]:
                         rank_asked[value] = rank
-            else:
-                self._idle_until[op] = until
-                for value in step.op_inputs[op]:
-                    if value in recomputed and until > asked_until.get(value, -1):
-                        asked_until[value] = until
+                continue
+            until = -1
+            for value in op_outputs[op]:
+                if value in recomputed:
+                    asked = asked_until.get(value, -1)
+                    until = max(until, step.content_end_of_value[value], step.last_release_of_value[value], asked)
+            self._idle_until[op] = until
+            for value in op_inputs[op]:
+                if until > asked_until.get(value, -1):
+                    asked_until[value] = until
         runs.sort()
         self._run_times = [step.read_times[rank] for rank, _ in runs]
         self.replayed_ops = [op for _, op in runs]
@@ -158,21 +152,18 @@ class _Walk:
         self.position_of_op = ops + np.searchsorted(times, ops, side="right")
         # Plain integers are faster to reach one by one. What outlives the step ends behind the last position.
         self._position_of = [*self.position_of_op.tolist(), num_ops + len(self.replayed_ops)]
-        self._first_run_position = self._run_times[0] if self._run_times else num_ops
 
     def _find_holds(self, recipes: list[int]) -> None:
-        """Find the last position at which a recipe still holds or reads each value, and how many recipes do."""
+        """Find the last position at which a recipe still holds or reads each value."""
         step = self._step
-        self._held_until: dict[int, int] = {}
-        self._num_uses: dict[int, int] = {}
         end_of = {op: self._position_of[until] for op, until in self._idle_until.items()}
         for number, (op, time) in enumerate(zip(self.replayed_ops, self._run_times, strict=True)):
             end_of[op] = time + number
-        held_until, num_uses = self._held_until, self._num_uses
+        self._held_until: dict[int, int] = {}
+        held_until, op_inputs = self._held_until, step.op_inputs
         for op in recipes:
             end = end_of[op]
-            for value in step.op_inputs[op]:
-                num_uses[value] = num_uses.get(value, 0) + 1
+            for value in op_inputs[op]:
                 if end > held_until.get(value, -1):
                     held_until[value] = end
 
@@ -182,69 +173,79 @@ class _Walk:
         for value, end in self._held_until.items():
             written_at = step.overwritten_at[value]
             if written_at < NEVER and value not in self._recomputed and end >= written_at:
-                self._buffers.append(_Buffer(value, written_at, end))
+                self._buffers.append((value, written_at, end))
 
     def _fill_replayed(self) -> None:
-        step, recomputed, position_of = self._step, self._recomputed, self._position_of
-        taken_over: set[int] = set()
-        for op in self.replayed_ops:
-            rewritten = step.rewritten_input_of_op[op]
-            if rewritten >= 0 and self._num_uses[rewritten] + step.num_saves_of_value[rewritten] == 1:
-                taken_over.add(rewritten)
+        step, recomputed, position_of, held_until = self._step, self._recomputed, self._position_of, self._held_until
+        last_release, op_outputs, buffers = step.last_release_of_value, step.op_outputs, self._buffers
+        taken_over = self._taken_over()
         for number, (op, time) in enumerate(zip(self.replayed_ops, self._run_times, strict=True)):
             position = time + number
-            for value in step.op_outputs[op]:
+            for value in op_outputs[op]:
                 end = position
                 if value in recomputed:
-                    released = step.last_release_of_value[value]
-                    end = max(end, self._held_until.get(value, -1), position_of[released] if released >= 0 else -1)
+                    held = held_until.get(value, -1)
+                    if held > end:
+                        end = held
+                    released = last_release[value]
+                    if released >= time and position_of[released] > end:
+                        end = position_of[released]
                     if value in taken_over:
                         end -= 1
-                self._buffers.append(_Buffer(value, position, end))
+                buffers.append((value, position, end))
+
+    def _taken_over(self) -> set[int]:
+        """Return the replayed values in whose buffer an op in place works: it is the only one to use them."""
+        step = self._step
+        rewritten = [step.rewritten_input_of_op[op] for op in self.replayed_ops if step.rewritten_input_of_op[op] >= 0]
+        if not rewritten:
+            return set()
+        num_uses = dict.fromkeys(rewritten, 0)
+        for op in (*self.replayed_ops, *self._idle_until):
+            for value in step.op_inputs[op]:
+                if value in num_uses:
+                    num_uses[value] += 1
+        return {value for value, uses in num_uses.items() if uses + step.num_saves_of_value[value] == 1}
 
     def _end_storages(self) -> None:
         """Find the storages that end elsewhere than in the plain step, and where."""
-        step, recomputed, position_of = self._step, self._recomputed, self._position_of
-        touched = {step.value_storage[value] for value in recomputed}
-        touched.update(
-            step.value_storage[value]
-            for value, end in self._held_until.items()
-            if value not in recomputed and end < step.overwritten_at[value]
-        )
+        step, recomputed, position_of, held_until = self._step, self._recomputed, self._position_of, self._held_until
+        value_storage, overwritten_at = step.value_storage, step.overwritten_at
+        last_release, natural_end = step.last_release_of_value, step.natural_end_of_storage
+        touched = {value_storage[value] for value in recomputed}
+        touched.update([value_storage[value] for value in held_until if value not in recomputed])
         self._end_of_storage: dict[int, int] = {}
         for storage in touched:
             if step.storage_start[storage] < 0:
                 continue
-            end = position_of[step.natural_end_of_storage[storage]]
+            end = position_of[natural_end[storage]]
             for value in step.values_of_storage[storage]:
                 if value not in recomputed:
-                    if step.last_release_of_value[value] >= 0:
-                        end = max(end, position_of[step.last_release_of_value[value]])
-                    held_until = self._held_until.get(value, -1)
-                    if held_until < step.overwritten_at[value]:
-                        end = max(end, held_until)
+                    if last_release[value] >= 0 and position_of[last_release[value]] > end:
+                        end = position_of[last_release[value]]
+                    held = held_until.get(value, -1)
+                    if end < held < overwritten_at[value]:
+                        end = held
             self._end_of_storage[storage] = end
 
     def _summed(self) -> Bytes:
         """Return what is live at each position, workspaces included."""
-        step = self._step
+        step, position_of = self._step, self._position_of
         num_positions = step.num_ops + len(self.replayed_ops)
-        change = np.zeros(num_positions + 2, dtype=np.int64)
-        change[self.position_of_op] = step.made_bytes
-        ends = np.array(self._position_of, dtype=np.int64)
-        change[ends + 1] -= step.freed_bytes
-        extra: dict[int, int] = {}
+        plain = np.zeros(num_positions + 2, dtype=np.int64)
+        plain[self.position_of_op] = step.made_bytes
+        plain[np.array(position_of, dtype=np.int64) + 1] -= step.freed_bytes
+        change: list[int] = plain.tolist()
+        storage_bytes, value_bytes, plain_end = step.storage_bytes, step.value_bytes, step.plain_end_of_storage
         for storage, end in self._end_of_storage.items():
-            num_bytes = step.storage_bytes[storage]
-            plain_end = self._position_of[step.plain_end_of_storage[storage]] + 1
-            extra[plain_end] = extra.get(plain_end, 0) + num_bytes
-            extra[end + 1] = extra.get(end + 1, 0) - num_bytes
+            num_bytes = storage_bytes[storage]
+            change[position_of[plain_end[storage]] + 1] += num_bytes
+            change[end + 1] -= num_bytes
         for value, first, last in self._buffers:
-            extra[first] = extra.get(first, 0) + step.value_bytes[value]
-            extra[last + 1] = extra.get(last + 1, 0) - step.value_bytes[value]
-        if extra:
-            change[list(extra)] += np.fromiter(extra.values(), dtype=np.int64, count=len(extra))
-        memory: Bytes = np.cumsum(change[:num_positions]) + step.resident_bytes
+            num_bytes = value_bytes[value]
+            change[first] += num_bytes
+            change[last + 1] -= num_bytes
+        memory: Bytes = np.cumsum(np.array(change[:num_positions], dtype=np.int64)) + step.resident_bytes
         memory[self.position_of_op] += step.workspace_bytes
         if self.replayed_ops:
             runs = np.array(self._run_times) + np.arange(len(self.replayed_ops))
