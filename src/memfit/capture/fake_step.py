@@ -79,7 +79,11 @@ def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
     for module in step.model.modules():
         tensors += tensors_in(list(vars(module).values()))
     # What is in the memo is not copied: the copies of all else refer to the fake tensors.
-    memo: dict[int, Any] = {id(tensor): fake_mode.from_tensor(tensor) for tensor in tensors}
+    memo: dict[int, Any] = {
+        # An attribute that an earlier step computed has a history, which no step goes back into.
+        id(tensor): fake_mode.from_tensor(tensor if tensor.is_leaf else tensor.detach())
+        for tensor in tensors
+    }
     for module in step.model.modules():
         generators = [value for value in vars(module).values() if isinstance(value, torch.Generator)]
         memo |= {id(generator): generator.clone_state() for generator in generators}

@@ -1,0 +1,133 @@
+"""Profiles made with fake tensors: the same ops, values and peak as the real ones, and no memory taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.engine.plans import profile_of
+from tests.engine.step_comparison import assert_same, leaves, look
+from tests.engine.zoo import BY_NAME, ZOO, Example
+from torch import Tensor, nn
+
+import memfit
+from memfit import MemfitError, ModelProfile
+
+# They look at numbers (item, nonzero), hand memory to NumPy, or use what fake tensors cannot.
+REFUSED = {
+    "batch-norms",
+    "early-exit",
+    "function-with-foreign-kernel",
+    "jagged-batch",
+    "losses",
+    "lstm-packed-sequences",
+    "masks-and-scans",
+    "mixture-of-experts",
+    "mixture-of-experts-fp64",
+    "raw-kernel-writes-output",
+    "sparse-graph",
+    "stochastic-depth",
+    "tensor-hooks",
+    "transformers-mixtral",
+}
+# Fake tensors run the reference ops in the place of oneDNN's LSTM; constants and results of index ops of a few bytes
+# are counted a little differently.
+OTHER_PEAK = {"closure-mutated-after-use", "lstm", "sort-and-scatter", "transformers-t5"}
+
+# torch.distributions looks at its arguments, until torch.compile first runs in the process and turns that off.
+EITHER = {"reparametrised-sampling", "samples"}
+
+
+def fake_profile_of(example: Example) -> ModelProfile:
+    model, batch, loss = example.build()
+    with example.context():
+        return memfit.profile(model, batch, loss=loss, mode="fake")
+
+
+@pytest.mark.parametrize("example", [e for e in ZOO if e.name not in REFUSED | OTHER_PEAK | EITHER], ids=str)
+def test_peak_is_the_one_measured_on_the_real_step(example: Example) -> None:
+    assert fake_profile_of(example).peak_bytes == profile_of(example).peak_bytes
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_step_that_needs_numbers_is_refused_with_the_way_out(name: str) -> None:
+    with pytest.raises(MemfitError, match="use mode='real'"):
+        fake_profile_of(BY_NAME[name])
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt-autocast", "resnet", "in-place-residuals", "tied-autoencoder"])
+def test_ops_and_values_are_those_of_the_real_step(name: str) -> None:
+    real, fake = profile_of(BY_NAME[name]), fake_profile_of(BY_NAME[name])
+    assert tuple(replace(op, seconds=0.0) for op in fake.ops) == tuple(replace(op, seconds=0.0) for op in real.ops)
+    assert fake.values == real.values
+    assert fake.blocks == real.blocks
+    assert fake.fingerprint == real.fingerprint
+
+
+def test_profile_says_how_it_was_measured() -> None:
+    assert profile_of(BY_NAME["gpt"]).measured_with == "real step"
+    assert fake_profile_of(BY_NAME["gpt"]).measured_with == "fake tensors and a roofline of the device"
+
+
+def test_estimated_seconds_grow_with_the_work() -> None:
+    profile = memfit.profile(
+        nn.Sequential(nn.Linear(64, 4096), nn.Tanh(), nn.Linear(4096, 512)), torch.ones(256, 64), mode="fake"
+    )
+    small, pointwise, large = (op.seconds for op in profile.ops[:3])
+    assert pointwise > 0
+    assert 0 < small < large
+    assert profile.step_seconds == pytest.approx(sum(op.seconds for op in profile.ops))
+
+
+class Wide(nn.Module):
+    """Six layers of 40 GB of weights each, which no test machine holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(100_000, 100_000, bias=False) for _ in range(6)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+def test_a_model_on_the_meta_device_is_profiled_without_memory() -> None:
+    with torch.device("meta"):
+        model, batch = Wide(), torch.empty(8, 100_000)
+    profile = memfit.profile(model, batch, mode="fake")
+    weights_bytes, layer_bytes = 6 * 4 * 10**10, 4 * 8 * 10**5
+    # Each layer saves its input: the batch, then six results of relu, of which the last is the output too.
+    saved_bytes = 7 * layer_bytes
+    # At the last weight gradient all of them are there; of the saves, the batch is left, and the output.
+    assert profile.peak_bytes == 2 * weights_bytes + saved_bytes - 5 * layer_bytes + layer_bytes + 2 * 4
+    assert len(profile.layers) == 6
+
+
+def test_a_model_on_the_meta_device_cannot_be_measured_for_real() -> None:
+    with pytest.raises(memfit.InvalidParameterError, match="is on the meta device and cannot run; use mode='fake'"):
+        memfit.profile(nn.Linear(2, 2, device="meta"), torch.empty(1, 2, device="meta"))
+
+
+def test_another_mode_is_refused() -> None:
+    with pytest.raises(memfit.InvalidParameterError, match="mode is 'real' or 'fake', got 'guess'"):
+        memfit.profile(nn.Linear(2, 2), torch.ones(1, 2), mode="guess")
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet", "own-generator", "growing-cache", "batch-overwritten"])
+def test_fake_profile_leaves_everything_as_it_was(name: str) -> None:
+    model, batch, loss = BY_NAME[name].build()
+    before = look("it", model, batch) | dict(leaves("weight", dict(model.state_dict())))
+    memfit.profile(model, batch, loss=loss, mode="fake")
+    assert_same(before, look("it", model, batch) | dict(leaves("weight", dict(model.state_dict()))))
+
+
+def test_optimizer_is_counted_and_left_alone() -> None:
+    model, batch, loss = BY_NAME["gpt"].build()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    real = memfit.profile(model, batch, loss=loss, optimizer=optimizer)
+    fake = memfit.profile(model, batch, loss=loss, optimizer=optimizer, mode="fake")
+    assert fake.peak_bytes == real.peak_bytes
+    assert fake.values == real.values
+    assert not optimizer.state
