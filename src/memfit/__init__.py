@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from memfit.errors import MemfitError as MemfitError
     from memfit.errors import PlanFileError as PlanFileError
     from memfit.errors import StaleValueError as StaleValueError
+    from memfit.fitting import Fitted as Fitted
+    from memfit.fitting import fit as fit
     from memfit.graph.model_profile import ModelProfile as ModelProfile
     from memfit.graph.plan import Decision as Decision
     from memfit.graph.plan import FrontierPoint as FrontierPoint
     from memfit.graph.plan import Plan as Plan
+    from memfit.graph.verification import Verification as Verification
     from memfit.layers.checkpointer import ActivationCheckpointer as ActivationCheckpointer
     from memfit.layers.checkpointer import CheckpointConfig as CheckpointConfig
     from memfit.layers.plan import ActivationStats as ActivationStats
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from memfit.planning.planner import plan as plan
     from memfit.runtime.apply import Applied as Applied
     from memfit.runtime.apply import apply as apply
+    from memfit.verification.verifying import verify as verify
 
 _HOME_OF = {
     "memfit.errors": (
@@ -88,6 +92,9 @@ _HOME_OF = {
     "memfit.planning.planner": ("frontier", "plan"),
     "memfit.capture.profiling": ("profile",),
     "memfit.runtime.apply": ("Applied", "apply"),
+    "memfit.graph.verification": ("Verification",),
+    "memfit.verification.verifying": ("verify",),
+    "memfit.fitting": ("Fitted", "fit"),
 }
 _MODULE_OF = {name: module for module, names in _HOME_OF.items() for name in names}
 

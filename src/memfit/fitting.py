@@ -1,0 +1,148 @@
+"""``fit``: the whole way in one call. Profile, plan, verify, apply."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.capture.profiling import profile as profile_step
+from memfit.capture.step import Loss
+from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError
+from memfit.graph.model_profile import ModelProfile
+from memfit.graph.plan import Plan
+from memfit.graph.verification import Verification
+from memfit.planning.planner import plan as plan_step
+from memfit.progress import Progress, progress_on_terminal
+from memfit.runtime.apply import Applied
+from memfit.runtime.tape import Tape
+from memfit.units import format_bytes
+from memfit.verification.verifying import verify
+
+# A prediction is taken at its word up to this share; past it, users hear of it.
+_TOLERATED_PEAK_MISS = 0.05
+# Each plan leaves room for how far the last one missed its prediction, so that one repetition is the rule.
+_MOST_PLANS = 4
+
+
+class Fitted(Applied):
+    """A plan at work on a model, with what it came from and the proof that it holds."""
+
+    def __init__(self, model: nn.Module, plan: Plan, profile: ModelProfile, verification: Verification) -> None:
+        super().__init__(model, plan, Tape)
+        self.profile = profile
+        self.verification = verification
+
+
+def fit(
+    model: nn.Module,
+    batch: Any,
+    *,
+    budget: int | float | str,
+    loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    progress: Progress | None = None,
+) -> Fitted:
+    """Make the training steps of ``model`` stay within ``budget`` bytes from now on, as fast as that can be.
+
+    ``batch``, ``loss`` and ``optimizer`` are as for `profile`, ``budget`` is as for `plan`: the whole peak of the step.
+    The plan is tried before it is put on the model, and one that breaks the budget or changes gradients never is. The
+    result has the ``profile``, the ``plan`` and the ``verification``; its ``remove()`` ends it. A terminal shows a
+    progress bar; ``progress`` takes its place.
+    """
+    _refuse_unfit(model)
+    with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
+        shown.stage("profiling the plain step")
+        profile = _profiled(model, batch, loss, optimizer)
+        shown.stage("planning")
+        plan = plan_step(profile, budget=budget)
+        verification = verify(model, plan, batch, loss=loss, optimizer=optimizer, progress=shown)
+        for _ in range(1, _MOST_PLANS):
+            if verification.within_budget:
+                break
+            shown.stage("planning again")
+            plan = _plan_with_more_room(profile, plan, verification)
+            verification = verify(model, plan, batch, loss=loss, optimizer=optimizer, progress=shown)
+    _refuse_broken(verification)
+    _warn_of_surprises(profile, plan, verification)
+    return Fitted(model, plan, profile, verification)
+
+
+def _profiled(
+    model: nn.Module, batch: Any, loss: Loss | None, optimizer: torch.optim.Optimizer | None
+) -> ModelProfile:
+    """Return the profile of the real step, or where that does not fit the device, of one on fake tensors."""
+    try:
+        return profile_step(model, batch, loss=loss, optimizer=optimizer)
+    except MemfitError as error:
+        if not isinstance(error.__cause__, torch.OutOfMemoryError):
+            raise
+    # Outside of the handler, because an error under way keeps alive what the failed step had made.
+    return profile_step(model, batch, loss=loss, optimizer=optimizer, mode="fake")
+
+
+def _plan_with_more_room(profile: ModelProfile, plan: Plan, verification: Verification) -> Plan:
+    """Return a plan whose predicted peak leaves room for how far the last one was missed."""
+    assert plan.budget_bytes is not None
+    miss_bytes = verification.peak_bytes - plan.predicted_peak_bytes
+    try:
+        tighter = plan_step(profile, budget=max(0, plan.budget_bytes - miss_bytes))
+    except InfeasibleBudgetError as error:
+        minimum_bytes = error.minimum_bytes + miss_bytes
+        raise InfeasibleBudgetError(
+            f"no plan keeps the step within {format_bytes(plan.budget_bytes)}: measured peaks are "
+            f"{format_bytes(miss_bytes)} above what the profile predicts, and with room for that the smallest budget "
+            f"is {format_bytes(minimum_bytes)} ({minimum_bytes} bytes)",
+            minimum_bytes=minimum_bytes,
+        ) from error
+    return replace(tighter, budget_bytes=plan.budget_bytes)
+
+
+def _refuse_broken(verification: Verification) -> None:
+    if not verification.gradients_hold:
+        names = ", ".join(verification.differing_parameters[:3])
+        more = len(verification.differing_parameters) - 3
+        raise MemfitError(
+            f"the planned step changed the gradients of {names}{f' and {more} more' if more > 0 else ''} "
+            f"(largest relative error {verification.max_gradient_error:.2g}), so the plan was not applied; the model "
+            "runs as before. This should not happen: please report it with the model"
+        )
+    if not verification.within_budget:
+        assert verification.budget_bytes is not None
+        raise MemfitError(
+            f"the planned step peaked at {format_bytes(verification.peak_bytes)}, over the budget of "
+            f"{format_bytes(verification.budget_bytes)}, after {_MOST_PLANS} plans; the model runs as before. Peaks "
+            "that change from step to step cannot be planned for: give a larger budget, or a batch of the largest size"
+        )
+
+
+def _warn_of_surprises(profile: ModelProfile, plan: Plan, verification: Verification) -> None:
+    if not plan.regions:
+        warnings.warn(
+            f"the plan changes nothing: the plain step peaks at {format_bytes(profile.peak_bytes)}, which is within "
+            f"the budget of {format_bytes(plan.budget_bytes or 0)}",
+            stacklevel=3,
+        )
+    if abs(verification.peak_miss) > _TOLERATED_PEAK_MISS:
+        side = "above" if verification.peak_miss > 0 else "below"
+        warnings.warn(
+            f"the measured peak, {format_bytes(verification.peak_bytes)}, is {abs(verification.peak_miss):.0%} "
+            f"{side} the predicted {format_bytes(plan.predicted_peak_bytes)}; "
+            "profile with the batch and the optimizer that you train with",
+            stacklevel=3,
+        )
+
+
+def _refuse_unfit(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidParameterError(f"model is a torch.nn.Module, got {type(model).__name__}")
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1:
+        raise InvalidParameterError(
+            f"this {type(model).__name__} has parameters on {' and '.join(devices)}; a budget is for one device. Move "
+            f"the model to one, such as model.to({devices[-1]!r})"
+        )

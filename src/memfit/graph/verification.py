@@ -1,0 +1,93 @@
+"""What a plan did when it was tried, as data: the plain and the planned step side by side. No torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# On devices whose kernels sum in no fixed order, the plain step differs from itself. How much is known from a few runs
+# only, and the largest of a few draws is easily passed by the next one; a wrong gradient is off by orders of magnitude.
+_NOISE_FACTOR = 4.0
+
+
+class Quartiles(NamedTuple):
+    """The lower and the upper quartile of repeated measurements."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The plain and the planned step, run in turns from the same state.
+
+    ``gradients_equal`` is whether all gradients have the same bits, ``max_gradient_error`` the largest difference
+    relative to the largest plain gradient of the same tensor, over all tensors. ``plain_reproducible`` is whether the
+    plain step has the same bits twice, and ``plain_gradient_error`` by how much it differs from itself. Peaks are
+    measured; ``predicted_peak_bytes`` is the plan's word. Seconds are medians over ``num_rounds`` rounds; ``overhead``
+    is the ratio of the medians less 1, and its quartiles are those of the rounds' own ratios.
+
+    Where the plain step does not fit the device, what is told of it, and what needs it, is None.
+    """
+
+    gradients_equal: bool | None
+    max_gradient_error: float | None
+    plain_reproducible: bool | None
+    plain_gradient_error: float | None
+    differing_parameters: tuple[str, ...]
+    plain_peak_bytes: int | None
+    peak_bytes: int
+    predicted_peak_bytes: int
+    budget_bytes: int | None
+    plain_step_seconds: float | None
+    step_seconds: float
+    overhead: float | None
+    plain_step_quartiles_seconds: Quartiles | None
+    step_quartiles_seconds: Quartiles
+    overhead_quartiles: Quartiles | None
+    num_rounds: int
+    device: str
+    device_name: str
+    torch_version: str
+    fingerprint: str
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the measured peak is at most the plan's budget; True for a plan without one."""
+        return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
+
+    @property
+    def gradients_hold(self) -> bool:
+        """Whether the gradients are as good as the plain step's: the same bits, or as close as that comes to itself.
+
+        True too where there is no plain step to compare with.
+        """
+        if self.gradients_equal is None or self.gradients_equal:
+            return True
+        if self.plain_reproducible or self.max_gradient_error is None or self.plain_gradient_error is None:
+            return False
+        return self.max_gradient_error <= _NOISE_FACTOR * self.plain_gradient_error
+
+    @property
+    def holds(self) -> bool:
+        """Whether all that was promised was kept: the gradients, and the budget where there is one."""
+        return self.gradients_hold and self.within_budget
+
+    @property
+    def peak_miss(self) -> float:
+        """How far the measured peak is above the predicted one, as a share of it; negative where it is below."""
+        return self.peak_bytes / self.predicted_peak_bytes - 1 if self.predicted_peak_bytes else 0.0
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the verification to ``path`` as JSON."""
+        from memfit.graph.verification_file import save_verification
+
+        save_verification(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Verification:
+        """Return the verification in the file at ``path``; what is wrong with it is a ``PlanFileError``."""
+        from memfit.graph.verification_file import load_verification
+
+        return load_verification(path)

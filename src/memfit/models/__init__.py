@@ -1,0 +1,1 @@
+"""Models to try memfit on: builders of small training steps, each in its own file."""

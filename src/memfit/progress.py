@@ -1,0 +1,59 @@
+"""Progress of long work: stages, and steps within them. Who does the work is given one, and tells it what happens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+
+class Progress(Protocol):
+    """Told of each stage as it begins, and of each step in it as it ends."""
+
+    def stage(self, name: str, num_steps: int | None = None) -> None:
+        """A stage begins. ``num_steps`` is how many steps it will have, None where that is not known."""
+
+    def advance(self) -> None:
+        """A step of the stage is done."""
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def stage(self, name: str, num_steps: int | None = None) -> None:
+        """Show nothing."""
+
+    def advance(self) -> None:
+        """Show nothing."""
+
+
+@contextmanager
+def progress_on_terminal() -> Iterator[Progress]:
+    """Show a bar on standard error while the block runs, where that is a terminal; else nothing."""
+    if not sys.stderr.isatty():
+        yield Quiet()
+        return
+    # Only a terminal needs it; everything else starts faster without.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with RichProgress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        yield _Bar(bar)
+
+
+class _Bar:
+    def __init__(self, bar: RichProgress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=None)
+
+    def stage(self, name: str, num_steps: int | None = None) -> None:
+        self._bar.reset(self._task, total=num_steps, description=name)
+
+    def advance(self) -> None:
+        self._bar.advance(self._task)

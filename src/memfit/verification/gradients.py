@@ -1,0 +1,76 @@
+"""Gradients of a step, copied to host memory, and how two steps' gradients differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memfit.capture.bits import same_bits
+from memfit.capture.step import TrainingStep
+from memfit.runtime.call_arguments import tensors_in
+
+Gradients = Mapping[str, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientDifference:
+    """The names whose gradients differ in any bit, and the largest relative error over all of them."""
+
+    names: tuple[str, ...]
+    max_error: float
+
+
+def gradients_of(step: TrainingStep) -> Gradients:
+    """Return copies of the gradients there are now, of parameters and of leaves in the batch, in host memory.
+
+    The device is to hold nothing on behalf of the comparison while other steps are measured on it.
+    """
+    named: list[tuple[str, Tensor]] = [*step.model.named_parameters()]
+    named += [(f"batch#{number}", tensor) for number, tensor in enumerate(tensors_in(step.batch))]
+    return {name: _host_copy(leaf.grad) for name, leaf in named if leaf.requires_grad and leaf.is_leaf}
+
+
+def difference_between(plain: Gradients, other: Gradients) -> GradientDifference:
+    """Return how ``other`` differs from ``plain``."""
+    names = tuple(name for name, gradient in plain.items() if not _same(gradient, other[name]))
+    return GradientDifference(names, max((relative_error(plain[name], other[name]) for name in names), default=0.0))
+
+
+def relative_error(plain: Tensor | None, other: Tensor | None) -> float:
+    """Return the largest |plain - other| relative to the largest |plain|: infinite where one has numbers and one not.
+
+    Elements that are the same infinity, or NaN in both, count as equal.
+    """
+    if plain is None and other is None:
+        return 0.0
+    if plain is None or other is None or plain.shape != other.shape:
+        return math.inf
+    wide = torch.complex128 if plain.is_complex() or other.is_complex() else torch.float64
+    a, b = plain.to(wide), other.to(wide)
+    agrees = (a == b) | (a.isnan() & b.isnan())
+    if bool(agrees.all()):
+        return 0.0
+    a, b = a[~agrees], b[~agrees]
+    difference = (a - b).abs()
+    if not bool(difference.isfinite().all()):
+        return math.inf
+    magnitudes = plain.to(wide).abs()
+    scale = float(magnitudes[magnitudes.isfinite()].max())
+    return float(difference.max()) / scale if scale else math.inf
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return same_bits(a, b)
+
+
+def _host_copy(gradient: Tensor | None) -> Tensor | None:
+    if gradient is None:
+        return None
+    dense = gradient.detach().to_dense() if gradient.layout is not torch.strided else gradient.detach()
+    return dense.to("cpu", copy=True)

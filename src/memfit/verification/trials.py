@@ -1,0 +1,101 @@
+"""Runs a step in turns, plain and by a plan, each time from the same state."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from memfit.capture.clocks import wait_for
+from memfit.capture.devices import device_of
+from memfit.capture.kept_state import KeptState, existed_before
+from memfit.capture.recorded_runs import no_garbage_collection, record_step
+from memfit.capture.step import TrainingStep
+from memfit.graph.plan import Plan
+from memfit.runtime.apply import apply
+from memfit.runtime.forward_wrapping import WrappedForward
+from memfit.runtime.ledger import peak_of
+from memfit.verification.gradients import Gradients, gradients_of
+
+
+class Measured(NamedTuple):
+    """The peak of one run of the step, and the gradients it left."""
+
+    peak_bytes: int
+    gradients: Gradients
+
+
+class Trials:
+    """Runs of one training step that leave everything as it was, each by a plan, or plain where the plan is None."""
+
+    def __init__(self, step: TrainingStep, *, plain_fits: bool = True) -> None:
+        self._step = step
+        self._state = KeptState(step)
+        # Where the step cannot run plain, it cannot be asked what else it meets.
+        self._held = None if plain_fits else [tensor for _, tensor in step.tensors()]
+        self.device = device_of(step)
+
+    def kept_optimizer(self) -> AbstractContextManager[None]:
+        """Return what all runs go inside: afterwards the optimizer knows of none of them."""
+        return self._state.kept_optimizer()
+
+    def warm_up(self, plan: Plan | None) -> None:
+        """Run the step once, so that later runs find caches filled and kernels chosen."""
+        with self._state.kept(), _by(plan, self._step.model):
+            self._step.run()
+
+    def measured(self, plan: Plan | None) -> Measured:
+        """Return the peak and the gradients of a run."""
+        held = self._tensors_from_outside()
+        with self._state.kept(), _by(plan, self._step.model):
+            with no_garbage_collection():
+                peak_bytes = peak_of(self._step.run, self.device, held)
+            return Measured(peak_bytes, gradients_of(self._step))
+
+    def seconds(self, plan: Plan | None) -> float:
+        """Return how long a run takes."""
+        with self._state.kept(), _by(plan, self._step.model):
+            wait_for(self.device)
+            begin = time.perf_counter()
+            self._step.run()
+            wait_for(self.device)
+            return time.perf_counter() - begin
+
+    def _tensors_from_outside(self) -> list[Tensor]:
+        """Return what the ledger must count from the start, such as targets that only the loss knows.
+
+        CUDA's allocator needs no telling.
+        """
+        if self._held is None and self.device.type == "cuda":
+            self._held = []
+        if self._held is None:
+            with self._state.kept():
+                self._held = list(record_step(self._step, self.device, existed_before)[0].outside)
+        return self._held
+
+
+@contextmanager
+def plans_set_aside(model: nn.Module) -> Iterator[None]:
+    """Let the model run plain inside the block, whatever plan is at work on it or on its parts outside."""
+    forwards = [vars(module).get("forward") for module in model.modules()]
+    wrapped = [(forward, forward.runner) for forward in forwards if isinstance(forward, WrappedForward)]
+    try:
+        for forward, _ in wrapped:
+            forward.runner = None
+        yield
+    finally:
+        for forward, runner in wrapped:
+            forward.runner = runner
+
+
+def _by(plan: Plan | None, model: nn.Module) -> AbstractContextManager[object]:
+    if plan is None:
+        return nullcontext()
+    with warnings.catch_warnings():
+        # That the plan changes nothing is for whoever applies it to hear, once.
+        warnings.simplefilter("ignore")
+        return apply(model, plan)

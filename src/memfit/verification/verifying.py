@@ -1,0 +1,171 @@
+"""``verify``: tries a plan against the plain step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.capture.step import Loss, TrainingStep
+from memfit.errors import InvalidParameterError, MemfitError
+from memfit.graph.plan import Plan
+from memfit.graph.verification import Quartiles, Verification
+from memfit.progress import Progress, Quiet
+from memfit.units import format_bytes
+from memfit.verification.gradients import GradientDifference, difference_between
+from memfit.verification.machine import device_name
+from memfit.verification.trials import Measured, Trials, plans_set_aside
+
+# Enough rounds for quartiles to mean something; more where steps are short, up to this many seconds of them.
+_FEWEST_ROUNDS = 5
+_MOST_ROUNDS = 25
+_TIMING_SECONDS = 4.0
+
+
+def verify(
+    model: nn.Module,
+    plan: Plan,
+    batch: Any,
+    *,
+    loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Run the plain and the planned step in turns, each from the same state, and tell how they differ.
+
+    ``batch``, ``loss`` and ``optimizer`` are as for `profile`; give the same, so that the peak is that of the step that
+    was planned. Everything is left as it was, the plan included that may be at work on the model already: it is set
+    aside meanwhile, and ``plan`` is what is tried.
+    """
+    _refuse_unfit(model, plan)
+    step = TrainingStep(model, batch, loss, optimizer)
+    shown = Quiet() if progress is None else progress
+    with plans_set_aside(model):
+        # Outside of the handlers, because an error under way keeps alive what the failed step had made.
+        with suppress(torch.OutOfMemoryError):
+            return _compared(step, plan, shown)
+        # Then the plan is the only way to run this model here, and it is still worth knowing that it does.
+        with suppress(torch.OutOfMemoryError):
+            return _planned_alone(step, plan, shown)
+    raise MemfitError(
+        "the planned step does not fit the device, though its plan predicts a peak of "
+        f"{format_bytes(plan.predicted_peak_bytes)}; plan for a smaller budget"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    plain: Measured
+    planned: Measured
+    plain_again: Measured
+
+    @property
+    def difference(self) -> GradientDifference:
+        return difference_between(self.plain.gradients, self.planned.gradients)
+
+    @property
+    def noise(self) -> GradientDifference:
+        return difference_between(self.plain.gradients, self.plain_again.gradients)
+
+
+def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verification:
+    trials = Trials(step)
+    with trials.kept_optimizer():
+        progress.stage("comparing gradients and peaks", num_steps=5)
+        for way in (None, plan):
+            trials.warm_up(way)
+            progress.advance()
+        runs = []
+        for way in (None, plan, None):
+            runs.append(trials.measured(way))
+            progress.advance()
+        comparison = _Comparison(*runs)
+        plain_seconds, seconds = _timed_in_turns(trials, (None, plan), progress)
+    difference, noise = comparison.difference, comparison.noise
+    ratios = [planned / plain - 1 for plain, planned in zip(plain_seconds, seconds, strict=True)]
+    return Verification(
+        gradients_equal=not difference.names,
+        max_gradient_error=difference.max_error,
+        plain_reproducible=not noise.names,
+        plain_gradient_error=noise.max_error,
+        differing_parameters=difference.names,
+        plain_peak_bytes=comparison.plain.peak_bytes,
+        peak_bytes=comparison.planned.peak_bytes,
+        plain_step_seconds=median(plain_seconds),
+        plain_step_quartiles_seconds=_quartiles(plain_seconds),
+        overhead=median(seconds) / median(plain_seconds) - 1,
+        overhead_quartiles=_quartiles(ratios),
+        **_planned_facts(plan, seconds, trials),
+    )
+
+
+def _planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verification:
+    trials = Trials(step, plain_fits=False)
+    with trials.kept_optimizer():
+        progress.stage("measuring the peak", num_steps=2)
+        trials.warm_up(plan)
+        progress.advance()
+        planned = trials.measured(plan)
+        progress.advance()
+        (seconds,) = _timed_in_turns(trials, (plan,), progress)
+    return Verification(
+        gradients_equal=None,
+        max_gradient_error=None,
+        plain_reproducible=None,
+        plain_gradient_error=None,
+        differing_parameters=(),
+        plain_peak_bytes=None,
+        peak_bytes=planned.peak_bytes,
+        plain_step_seconds=None,
+        plain_step_quartiles_seconds=None,
+        overhead=None,
+        overhead_quartiles=None,
+        **_planned_facts(plan, seconds, trials),
+    )
+
+
+def _planned_facts(plan: Plan, seconds: Sequence[float], trials: Trials) -> dict[str, Any]:
+    return {
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "budget_bytes": plan.budget_bytes,
+        "step_seconds": median(seconds),
+        "step_quartiles_seconds": _quartiles(seconds),
+        "num_rounds": len(seconds),
+        "device": str(trials.device),
+        "device_name": device_name(trials.device),
+        "torch_version": torch.__version__,
+        "fingerprint": plan.fingerprint,
+    }
+
+
+def _timed_in_turns(trials: Trials, ways: Sequence[Plan | None], progress: Progress) -> list[list[float]]:
+    """Return the seconds of each way's runs. Each round runs all ways, in turning order, so that drifts cancel out."""
+    progress.stage("timing", num_steps=None)
+    round_seconds = sum(trials.seconds(way) for way in ways)
+    num_rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, int(_TIMING_SECONDS / max(round_seconds, 1e-9))))
+    progress.stage("timing", num_steps=num_rounds * len(ways))
+    seconds: list[list[float]] = [[] for _ in ways]
+    places = list(range(len(ways)))
+    for _ in range(num_rounds):
+        for place in places:
+            seconds[place].append(trials.seconds(ways[place]))
+            progress.advance()
+        places.reverse()
+    return seconds
+
+
+def _quartiles(numbers: Sequence[float]) -> Quartiles:
+    low, _, high = quantiles(numbers, n=4, method="inclusive")
+    return Quartiles(low, high)
+
+
+def _refuse_unfit(model: object, plan: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidParameterError(f"model is a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(plan, Plan):
+        raise InvalidParameterError(f"plan is a Plan as memfit.plan() returns it, got {type(plan).__name__}")

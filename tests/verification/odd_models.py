@@ -1,0 +1,73 @@
+"""Models that make a verification see something: they tell whether a plan is at work on them, or never repeat."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from memfit.runtime.forward_wrapping import WrappedForward
+
+
+class Chain(nn.Module):
+    """Four blocks of a linear layer and a GELU."""
+
+    def __init__(self, width: int = 8, num_blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(num_blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+    def is_planned(self) -> bool:
+        """Return whether a plan is at work on this model."""
+        # While a step is profiled, other runners stand around forwards.
+        forwards = [vars(module).get("forward") for module in self.modules()]
+        runners = [forward.runner for forward in forwards if isinstance(forward, WrappedForward)]
+        return any(runner is not None and runner.__module__ == "memfit.runtime.apply" for runner in runners)
+
+
+class DoublesUnderAPlan(Chain):
+    """Twice the loss, and so twice the gradients, whenever a plan is at work."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = super().forward(x)
+        return loss * 2 if self.is_planned() else loss
+
+
+class NeverTheSame(Chain):
+    """A loss that grows by a little from call to call, through a counter that nobody can put back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        calls = itertools.count()
+        self.next_call = lambda: next(calls)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + 1e-6 * self.next_call())
+
+
+class NeedsAPlan(Chain):
+    """Runs out of memory when it runs plain, once told to."""
+
+    is_large = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_large and not self.is_planned():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(x)
+
+
+class Hoards(Chain):
+    """Takes more memory under a plan than its profile tells: ``extra_bytes`` that live through the step."""
+
+    extra_bytes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_planned():
+            # Through the graph it lives as long as what autograd saves.
+            return super().forward(x) + 0 * torch.ones(self.extra_bytes // 4, requires_grad=True).square().sum()
+        return super().forward(x)

@@ -1,0 +1,132 @@
+"""``fit``: what it leaves on the model, what it warns of, and that it never leaves a plan that breaks its promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.verification.odd_models import Chain, DoublesUnderAPlan, Hoards
+
+import memfit
+from memfit.fitting import fit
+
+BATCH_ROWS = 64
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(BATCH_ROWS, 8)
+
+
+def peaks_of(model: torch.nn.Module) -> tuple[int, int]:
+    """Return the peak of the plain step, and the smallest that a plan can reach."""
+    profile = memfit.profile(model, batch())
+    with pytest.raises(memfit.InfeasibleBudgetError) as caught:
+        memfit.plan(profile, budget=1)
+    return profile.peak_bytes, caught.value.minimum_bytes
+
+
+class Stages:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.num_missing_steps = 0
+
+    def stage(self, name: str, num_steps: int | None = None) -> None:
+        self.names.append(name)
+        self.num_missing_steps += num_steps or 0
+
+    def advance(self) -> None:
+        self.num_missing_steps -= 1
+
+
+def test_the_model_trains_within_its_budget_and_the_result_has_the_proof() -> None:
+    model = Chain()
+    plain_peak_bytes, minimum_bytes = peaks_of(model)
+    budget_bytes = (plain_peak_bytes + minimum_bytes) // 2
+    with fit(model, batch(), budget=budget_bytes) as fitted:
+        assert isinstance(fitted, memfit.Applied)
+        assert model.is_planned()
+        assert fitted.profile.peak_bytes == plain_peak_bytes
+        assert fitted.plan.budget_bytes == budget_bytes
+        assert fitted.verification.peak_bytes == fitted.plan.predicted_peak_bytes <= budget_bytes
+        assert fitted.verification.gradients_equal
+    assert not model.is_planned()
+
+
+def test_progress_is_told_every_stage_and_every_step() -> None:
+    model = Chain()
+    stages = Stages()
+    fit(model, batch(), budget=peaks_of(model)[1], progress=stages).remove()
+    assert stages.names == [
+        "profiling the plain step",
+        "planning",
+        "comparing gradients and peaks",
+        "timing",
+        "timing",
+    ]
+    assert stages.num_missing_steps == 0
+
+
+def test_nothing_is_printed_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Chain()
+    fit(model, batch(), budget=peaks_of(model)[1]).remove()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_budget_above_the_plain_peak_warns_that_nothing_changes() -> None:
+    model = Chain()
+    with pytest.warns(UserWarning, match="the plan changes nothing: the plain step peaks at .* the budget of 1.00 GiB"):
+        fitted = fit(model, batch(), budget="1GiB")
+    assert fitted.plan.regions == ()
+    assert not model.is_planned()
+
+
+def test_a_peak_over_the_budget_is_planned_again_with_room_for_the_miss() -> None:
+    model = Hoards()
+    plain_peak_bytes, minimum_bytes = peaks_of(model)
+    model.extra_bytes = (plain_peak_bytes - minimum_bytes) // 4
+    stages = Stages()
+    with pytest.warns(UserWarning, match="the measured peak, .* is .*% above the predicted"):
+        fitted = fit(model, batch(), budget=plain_peak_bytes - 1, progress=stages)
+    assert "planning again" in stages.names
+    assert fitted.plan.budget_bytes == plain_peak_bytes - 1
+    assert fitted.plan.predicted_peak_bytes < fitted.verification.peak_bytes <= plain_peak_bytes - 1
+    fitted.remove()
+
+
+def test_a_miss_that_leaves_no_room_is_infeasible_and_nothing_is_applied() -> None:
+    model = Hoards()
+    plain_peak_bytes, minimum_bytes = peaks_of(model)
+    model.extra_bytes = 2 * plain_peak_bytes
+    with pytest.raises(memfit.InfeasibleBudgetError, match="above what the profile predicts") as caught:
+        fit(model, batch(), budget=plain_peak_bytes - 1)
+    assert caught.value.minimum_bytes > minimum_bytes
+    assert not model.is_planned()
+
+
+def test_a_plan_that_changes_gradients_is_refused_and_not_applied() -> None:
+    model = DoublesUnderAPlan()
+    with pytest.raises(memfit.MemfitError, match=r"changed the gradients of blocks.0.0.weight, .* and 5 more"):
+        fit(model, batch(), budget=peaks_of(model)[1])
+    assert not model.is_planned()
+
+
+def test_an_infeasible_budget_leaves_the_model_plain() -> None:
+    model = Chain()
+    with pytest.raises(memfit.InfeasibleBudgetError):
+        fit(model, batch(), budget=10)
+    assert not model.is_planned()
+
+
+def test_a_model_on_two_devices_is_refused_with_both_named() -> None:
+    model = Chain()
+    model.blocks[1].to("meta")
+    with pytest.raises(
+        memfit.InvalidParameterError, match="has parameters on cpu and meta; a budget is for one device"
+    ):
+        fit(model, batch(), budget="1GiB")
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(memfit.InvalidParameterError, match=r"model is a torch.nn.Module, got function"):
+        fit(lambda x: x, batch(), budget="1GiB")
