@@ -17,7 +17,7 @@ function drawCurve(report, selected, select) {
   const holder = byId("curve");
   const focused = holder.contains(document.activeElement) ? document.activeElement.dataset.place : null;
   const { svg, width, height } = newChart(holder, "Peak memory against slowdown", (w) => Math.max(280, Math.min(400, w * 0.45)));
-  const frame = { left: 52, right: width - 14, top: 34, bottom: height - 46 };
+  const frame = { left: 52, right: width - 14, top: 46, bottom: height - 46 };
   const all = [...report.points, ...report.marks];
   const peaks = all.map((entry) => entry.peak_bytes).concat(report.budget_bytes ?? []);
   const overheads = all.map((entry) => entry.overhead);
@@ -44,10 +44,10 @@ function drawCurve(report, selected, select) {
     );
   }
   const boxes = places.map(([left, top]) => [left - 7, top - 7, left + 7, top + 7]);
-  report.marks.forEach((mark) => drawMark(holder, svg, mark, x(mark.peak_bytes), y(mark.overhead)));
   report.marks.forEach((mark) => boxes.push(boxAround(x(mark.peak_bytes), y(mark.overhead), 7)));
   if (width >= 560) report.marks.forEach((mark) => labelMark(svg, frame, boxes, mark, x(mark.peak_bytes), y(mark.overhead)));
   report.points.forEach((point, index) => drawPoint(holder, svg, report, index, places[index], index === selected, select));
+  report.marks.forEach((mark) => drawMark(holder, svg, mark, x(mark.peak_bytes), y(mark.overhead)));
   if (focused) holder.querySelector(`[data-place="${focused}"]`)?.focus();
 }
 

@@ -26,7 +26,7 @@ function writeFacts(report) {
 function writeFigures(report, point, totals) {
   const plain = Math.max(...report.timeline.plain_bytes, 0);
   const less = plain ? 1 - point.peak_bytes / plain : 0;
-  const figures = { peak: bytesText(point.peak_bytes), "less-memory": shareText(less), slower: slowerText(point.overhead), recomputed: bytesText(totals.recomputed) };
+  const figures = { peak: bytesText(point.peak_bytes), "less-memory": shareText(-less), slower: slowerText(point.overhead), recomputed: bytesText(totals.recomputed) };
   for (const [id, text] of Object.entries(figures)) byId(id).textContent = text;
   byId("peak").dataset.bytes = point.peak_bytes;
   byId("slower").dataset.overhead = point.overhead;
@@ -34,7 +34,7 @@ function writeFigures(report, point, totals) {
   const slider = byId("budget");
   slider.setAttribute("aria-valuetext", `${figures.peak} peak, ${figures.slower} time`);
   byId("summary").textContent = totals.recomputed
-    ? `At ${figures.peak} the step is predicted to take ${figures["less-memory"]} less memory than saving everything and ${shareText(point.overhead)} more time: ` +
+    ? `At ${figures.peak} the step is predicted to take ${shareText(less)} less memory than saving everything and ${shareText(point.overhead)} more time: ` +
       `${figures.recomputed} of activations are made again in the backward pass, for ${flopsText(point.recompute_flops)}.`
     : "Here everything that the backward pass needs is saved, and nothing is made again.";
 }

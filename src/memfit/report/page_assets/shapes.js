@@ -31,7 +31,7 @@ function roundTicks(low, high, mostTicks) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough * 0.999);
   const ticks = [];
-  for (let count = Math.ceil(low / step - 1e-9); count * step <= high + step * 1e-9; count += 1) ticks.push(count * step);
+  for (let count = Math.ceil(low / step - 1e-9); count * step <= high + step * 1e-9; count += 1) ticks.push(count * step || 0);
   return { ticks, digits: Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) };
 }
 
@@ -73,7 +73,7 @@ function drawAxes(svg, frame, x, y, xTicks, yTicks, xTitle, yTitle) {
   svg.append(
     shape("line", { class: "axis", x1: frame.left, x2: frame.right, y1: frame.bottom, y2: frame.bottom }),
     shape("text", { class: "axis-title", x: (frame.left + frame.right) / 2, y: frame.bottom + 39, "text-anchor": "middle" }, xTitle),
-    shape("text", { class: "axis-title", x: 0, y: frame.top - 14 }, yTitle),
+    shape("text", { class: "axis-title", x: 0, y: 12 }, yTitle),
   );
 }
 

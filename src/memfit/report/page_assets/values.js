@@ -1,6 +1,6 @@
 // The table of values: searched, sorted and shown a page at a time, so that thousands stay quick.
 
-const ROWS_PER_PAGE = 50;
+const ROWS_PER_PAGE = 25;
 const NOT_KEPT = "-";
 const VALUE_COLUMNS = [
   { key: "name", word: "Value" },
@@ -22,7 +22,7 @@ function newValueTable(report) {
     name: (index) => searched[index],
     block: (index) => columns.block[index],
     num_bytes: (index) => columns.num_bytes[index],
-    fate: (index) => "srco-".indexOf(view.fates[index]),
+    fate: (index) => "sroc-".indexOf(view.fates[index]),
   };
 
   function chosenValues() {
@@ -47,9 +47,9 @@ function newValueTable(report) {
     const name = wordOf[fate];
     return element("tr", { "data-fate": fate, "data-bytes": columns.num_bytes[index] },
       element("td", { class: "path" }, modules[index], element("span", { class: "op" }, `::${ops[index]}${calls[index]}`)),
-      element("td", { class: "path" }, report.blocks[columns.block[index]]),
+      element("td", { class: "path block" }, report.blocks[columns.block[index]]),
       element("td", { title: exactBytesText(columns.num_bytes[index]) }, bytesText(columns.num_bytes[index])),
-      element("td", {}, swatch(fate === NOT_KEPT ? "" : name, name)),
+      element("td", { class: "decision" }, swatch(fate === NOT_KEPT ? "" : name, name)),
     );
   }
 
@@ -86,7 +86,7 @@ function newValueTable(report) {
   for (const { key, word } of VALUE_COLUMNS) {
     const button = element("button", { type: "button" }, word, element("span", { "aria-hidden": "true" }));
     button.addEventListener("click", () => sortBy(key));
-    byId("values-head").append(element("th", { scope: "col", "data-key": key }, button));
+    byId("values-head").append(element("th", { scope: "col", "data-key": key, class: key === "fate" ? "decision" : key }, button));
   }
   const choices = [["kept", "needed by backward"], ...FATES.map((fate) => [fate.letter, fate.name]), [NOT_KEPT, "not kept"], ["all", "all"]];
   byId("decision").append(...choices.map(([value, word]) => element("option", { value }, word)));
