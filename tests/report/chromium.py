@@ -36,11 +36,11 @@ def running_browser(path: str, user_data: Path) -> Iterator[Tab]:
     """Start Chromium and yield its one tab; it is gone when the block ends."""
     commands_read, commands_write = os.pipe()
     answers_read, answers_write = os.pipe()
-
-    # Chromium reads commands from descriptor 3 and writes answers to 4; a shell puts the pipes there.
+    # Chromium reads commands from descriptor 3 and writes answers to 4; bash puts the pipes there. Other shells take
+    # no descriptors above 9.
     script = f'exec "$0" "$@" 3<&{commands_read} 4>&{answers_write}'
     process = subprocess.Popen(
-        ["/bin/sh", "-c", script, path, *_FLAGS, f"--user-data-dir={user_data}", "about:blank"],
+        ["bash", "-c", script, path, *_FLAGS, f"--user-data-dir={user_data}", "about:blank"],
         pass_fds=(commands_read, answers_write),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -59,7 +59,7 @@ function drawPoint(holder, svg, report, index, [left, top], isSelected, select) 
   const point = report.points[index];
   const lines = [`${bytesText(point.peak_bytes)} peak (${exactBytesText(point.peak_bytes)})`, `${slowerText(point.overhead)} time`];
   const dot = shape("circle", {
-    class: isSelected ? "point selected" : "point", cx: left, cy: top, r: isSelected ? 7.5 : 4.5,
+    class: isSelected ? "point selected" : "point", cx: left, cy: top, r: isSelected ? 7.5 : report.points.length > 20 ? 3.5 : 4.5,
     tabindex: 0, role: "button", "data-place": index, "aria-pressed": isSelected, "aria-label": `Plan: ${lines.join(", ")}`,
   });
   dot.addEventListener("click", () => select(index));

@@ -1,0 +1,24 @@
+"""Plans for profiles, written down by the values that they recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from memfit.graph.model_profile import ModelProfile
+from memfit.graph.plan import Decision, FrontierPoint, Plan
+from memfit.planning.simulator import simulated
+from memfit.planning.step import Step
+
+
+def point_recomputing(
+    profile: ModelProfile, recomputed: Set[int], other: dict[int, Decision] | None = None
+) -> FrontierPoint:
+    """Return the plan that recomputes these values and does with the ``other`` ones as it says."""
+    step = Step(profile)
+    decisions = {index: Decision.RECOMPUTE if index in recomputed else Decision.SAVE for index in step.plannable}
+    decisions |= other or {}
+    simulation = simulated(step, step.recomputed_of(recomputed))
+    named = {profile.values[index].name: decision for index, decision in decisions.items()}
+    plan = Plan(named, (), simulation.recompute_flops, profile.fingerprint)
+    overhead = simulation.recompute_seconds / profile.step_seconds if profile.step_seconds else 0.0
+    return FrontierPoint(simulation.peak_bytes, overhead, plan)

@@ -1,0 +1,195 @@
+"""The numbers on the page, against small steps worked out by hand and the simulator on drawn ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.planning.drawn_profiles import drawn_profiles
+from tests.planning.model_families import chain, gpt
+from tests.planning.step_builder import StepBuilder
+from tests.report.planned_steps import point_recomputing
+
+from memfit.errors import InvalidParameterError
+from memfit.graph.model_profile import ModelProfile
+from memfit.graph.plan import Decision, FrontierPoint
+from memfit.planning.planner import frontier
+from memfit.planning.simulator import simulate
+from memfit.planning.step import Step
+from memfit.report.page import page_text
+from memfit.report.page_data import Mark, ReportData
+from memfit.report.page_document import MOST_LIVE_MODULES, MOST_TIMELINE_POINTS, page_document
+from memfit.report.strategy_marks import strategy_marks
+
+
+def two_blocks() -> ModelProfile:
+    """Each block adds, which autograd does not save, then takes tanh, which it does; a head outside them saves too."""
+    b = StepBuilder()
+    x = b.batch(64)
+    for number in range(2):
+        path = b.block(f"blocks.{number}")
+        (x,) = b.op(path, "add", [x], 100)
+        (x,) = b.op(f"{path}.act", "tanh", [x], 200, saves_outputs=[0])
+    (x,) = b.op("head", "sigmoid", [x], 50, saves_outputs=[0])
+    b.op(None, "sum", [x], 4)
+    return b.finish("two-blocks")
+
+
+def index_of(profile: ModelProfile, name: str) -> int:
+    return next(index for index, value in enumerate(profile.values) if value.name == name)
+
+
+def test_blocks_show_the_bytes_that_are_saved_and_recomputed_in_each() -> None:
+    profile = two_blocks()
+    plain = point_recomputing(profile, set())
+    tanh = index_of(profile, "blocks.0.act::aten.tanh#0")
+    planned = point_recomputing(profile, {tanh})
+    document = page_document(ReportData(profile, [plain], chosen=planned))
+    assert document["blocks"] == ["blocks.0", "blocks.1", "outside the blocks"]
+    entry_of_plan = document["points"][document["selected"]]
+    # The sum that nobody kept is now what the replay of tanh starts from.
+    assert entry_of_plan["blocks"] == [[100, 200, 0, 0], [200, 0, 0, 0], [50, 0, 0, 0]]
+    assert entry_of_plan["fates"] == "sr-ss"
+    (entry_of_plain,) = (entry for entry in document["points"] if entry["overhead"] == 0)
+    assert entry_of_plain["blocks"] == [[200, 0, 0, 0], [200, 0, 0, 0], [50, 0, 0, 0]]
+    assert entry_of_plain["fates"] == "-s-ss"
+
+
+def test_offloaded_and_compressed_values_are_counted_apart() -> None:
+    profile = two_blocks()
+    moved = {
+        index_of(profile, "blocks.0.act::aten.tanh#0"): Decision.OFFLOAD,
+        index_of(profile, "blocks.1.act::aten.tanh#0"): Decision.COMPRESS,
+    }
+    document = page_document(ReportData(profile, [point_recomputing(profile, set(), moved)]))
+    assert document["points"][0]["blocks"] == [[0, 0, 200, 0], [0, 0, 0, 200], [50, 0, 0, 0]]
+    assert document["points"][0]["fates"] == "-o-cs"
+
+
+def test_values_written_in_place_count_their_bytes_once() -> None:
+    b = StepBuilder()
+    path = b.block("layers.0")
+    (y,) = b.op(path, "sigmoid", [b.batch(8)], 300, saves_outputs=[0])
+    (y,) = b.op(path, "relu_", [y], in_place=True, saves_outputs=[0])
+    b.op(None, "sum", [y], 4)
+    profile = b.finish("in-place")
+    document = page_document(ReportData(profile, [point_recomputing(profile, set())]))
+    assert document["points"][0]["fates"] == "ss"
+    assert document["points"][0]["blocks"][0] == [300, 0, 0, 0]
+
+
+def test_a_value_belongs_to_the_innermost_of_nested_blocks() -> None:
+    b = StepBuilder()
+    b.block("stage")
+    b.block("stage.1")
+    (y,) = b.op("stage.1.act", "tanh", [b.batch(8)], 30, saves_outputs=[0])
+    (y,) = b.op("stage.10.act", "tanh", [y], 40, saves_outputs=[0])
+    b.op(None, "sum", [y], 4)
+    profile = b.finish("nested")
+    document = page_document(ReportData(profile, [point_recomputing(profile, set())]))
+    assert [row[0] for row in document["points"][0]["blocks"]] == [40, 30, 0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(drawn_profiles(), st.data())
+def test_timeline_peak_and_fates_agree_with_the_simulator(profile: ModelProfile, data: st.DataObject) -> None:
+    step = Step(profile)
+    wanted = {value for value in step.plannable if data.draw(st.booleans())}
+    document = page_document(ReportData(profile, [point_recomputing(profile, wanted)]))
+    simulation = simulate(profile, wanted)
+    (entry,) = document["points"]
+    assert entry["peak_bytes"] == simulation.peak_bytes
+    assert entry["timeline_bytes"] == list(simulation.timeline_bytes)
+    assert document["timeline"]["plain_bytes"] == list(simulate(profile, set()).timeline_bytes)
+    assert sum(num_bytes for _, num_bytes in entry["live_at_peak"]) + entry["other_live_bytes"] == sum(
+        live.num_bytes for live in simulation.live_at_peak
+    )
+    recomputed = step.recomputed_of(wanted)
+    recomputed_bytes = sum(step.value_bytes[index] for index in recomputed if profile.values[index].is_saved)
+    assert sum(row[1] for row in entry["blocks"]) == recomputed_bytes
+    json.dumps(document, allow_nan=False)
+
+
+def test_long_steps_are_drawn_in_at_most_600_points_and_keep_their_peak() -> None:
+    profile = chain(num_layers=1000)
+    point = point_recomputing(profile, set())
+    document = page_document(ReportData(profile, [point]))
+    drawn = document["points"][0]["timeline_bytes"]
+    assert document["profile"]["num_ops"] == 2002
+    assert len(drawn) == len(document["timeline"]["first_ops"]) == 501 <= MOST_TIMELINE_POINTS
+    assert max(drawn) == point.peak_bytes
+    bucket = document["points"][0]["peak_op_index"] // 4
+    assert drawn[bucket] == point.peak_bytes
+    assert len(document["points"][0]["live_at_peak"]) == MOST_LIVE_MODULES
+
+
+def test_a_model_of_5000_values_stays_below_a_megabyte_with_32_plans() -> None:
+    profile = gpt(num_blocks=265)
+    step = Step(profile)
+    assert len(step.plannable) == 5041
+    plans = [point_recomputing(profile, set(step.plannable[: 150 * number])) for number in range(32)]
+    assert len(page_text(ReportData(profile, plans))) < 1_000_000
+
+
+def test_points_are_ordered_by_peak_whatever_their_order_was() -> None:
+    profile = gpt(num_blocks=4)
+    points = frontier(profile)
+    document = page_document(ReportData(profile, points))
+    assert [entry["peak_bytes"] for entry in document["points"]] == sorted(point.peak_bytes for point in points)
+    assert document == page_document(ReportData(profile, points[::-1]))
+
+
+def test_the_page_opens_on_the_chosen_plan_else_on_the_fastest_within_the_budget() -> None:
+    profile = gpt(num_blocks=4)
+    points = frontier(profile)
+    chosen = points[2]
+    document = page_document(ReportData(profile, points, chosen=chosen, budget_bytes=points[-1].peak_bytes))
+    assert document["points"][document["selected"]]["peak_bytes"] == chosen.peak_bytes
+    document = page_document(ReportData(profile, points, budget_bytes=points[3].peak_bytes + 1))
+    assert document["points"][document["selected"]]["peak_bytes"] == points[3].peak_bytes
+
+
+def test_without_a_budget_the_page_opens_on_the_knee() -> None:
+    profile = two_blocks()
+    plan = point_recomputing(profile, set()).plan
+    points = [FrontierPoint(*numbers, plan) for numbers in ((100, 0.0), (60, 0.01), (50, 0.2), (40, 0.3))]
+    document = page_document(ReportData(profile, points))
+    assert document["points"][document["selected"]]["peak_bytes"] == 60
+
+
+def test_plans_for_other_models_and_no_plans_are_refused() -> None:
+    profile = two_blocks()
+    point = point_recomputing(profile, set())
+    other = replace(point, plan=replace(point.plan, fingerprint="another"))
+    with pytest.raises(InvalidParameterError, match="for the model 'another', the profile is of 'two-blocks'"):
+        page_document(ReportData(profile, [other]))
+    partial = replace(point, plan=replace(point.plan, decisions={}))
+    with pytest.raises(InvalidParameterError, match=r"says nothing of the value 'blocks\.0::aten\.add#0'"):
+        page_document(ReportData(profile, [partial]))
+    with pytest.raises(InvalidParameterError, match="at least one plan"):
+        page_document(ReportData(profile, []))
+
+
+def test_strategies_are_marked_where_the_simulator_puts_them() -> None:
+    profile = gpt(num_blocks=8)
+    marks = {mark.label: mark for mark in strategy_marks(profile)}
+    # Blocks of no known kind: attention and feed-forward choose none of them, which is no mark of its own.
+    assert list(marks) == ["save everything", "every 4th block", "every 2nd block", "√n blocks", "every block (full)"]
+    assert marks["save everything"] == Mark("save everything", simulate(profile, set()).peak_bytes, 0.0)
+    assert marks["every block (full)"].peak_bytes < marks["every 2nd block"].peak_bytes
+    fastest_within = min(
+        point.overhead
+        for point in frontier(profile, points=200)
+        if point.peak_bytes <= marks["every 2nd block"].peak_bytes
+    )
+    assert fastest_within < marks["every 2nd block"].overhead
+
+
+def test_a_model_without_blocks_has_saving_everything_as_its_only_mark() -> None:
+    b = StepBuilder()
+    (y,) = b.op("act", "tanh", [b.batch(8)], 30, saves_outputs=[0])
+    b.op(None, "sum", [y], 4)
+    assert [mark.label for mark in strategy_marks(b.finish("no-blocks"))] == ["save everything"]

@@ -1,0 +1,177 @@
+"""The page as people use it, in headless Chromium: what it shows is what the JSON says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.planning.model_families import gpt
+from tests.report.chromium import Tab, browser_path, running_browser
+from tests.report.planned_steps import point_recomputing
+from tests.report.test_page import hostile_report
+
+from memfit.planning.planner import frontier
+from memfit.planning.step import Step
+from memfit.report.page import write_page
+from memfit.report.page_data import Mark, ReportData
+from memfit.report.page_document import page_document
+from memfit.report.strategy_marks import strategy_marks
+
+_PATH = browser_path()
+pytestmark = pytest.mark.skipif(
+    _PATH is None, reason="no Chromium is installed (apt-get install chromium): the page is not tried in a browser"
+)
+ARROW_RIGHT, ARROW_LEFT, HOME, END = ("ArrowRight", 39), ("ArrowLeft", 37), ("Home", 36), ("End", 35)
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    assert _PATH is not None
+    with running_browser(_PATH, tmp_path_factory.mktemp("browser")) as browser_tab:
+        yield browser_tab
+
+
+@pytest.fixture(scope="module")
+def report() -> ReportData:
+    profile = gpt(num_blocks=6)
+    marks = (*strategy_marks(profile), Mark("measured", 10 * 2**30, 0.02, is_measured=True, note="gradients equal"))
+    return ReportData(profile, frontier(profile), marks=marks, budget_bytes=12 * 2**30)
+
+
+@pytest.fixture(scope="module")
+def address(report: ReportData, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    write_page(path, report)
+    return path.as_uri()
+
+
+def shown_blocks(tab: Tab) -> list[list[int]]:
+    """Read saved, recomputed and offloaded bytes back from the rows."""
+    return tab.evaluate(
+        "[...document.querySelectorAll('#blocks-body tr')].map(row =>"
+        " [...row.querySelectorAll('[data-bytes]')].map(cell => Number(cell.dataset.bytes)))"
+    )
+
+
+def check_shown(tab: Tab, entry: dict[str, Any]) -> None:
+    assert tab.evaluate("Number(document.getElementById('peak').dataset.bytes)") == entry["peak_bytes"]
+    assert tab.evaluate("Number(document.getElementById('slower').dataset.overhead)") == entry["overhead"]
+    assert shown_blocks(tab) == [row[:3] for row in entry["blocks"]]
+    recomputed = sum(row[1] for row in entry["blocks"])
+    assert tab.evaluate("Number(document.getElementById('recomputed').dataset.bytes)") == recomputed
+    live = tab.evaluate("[...document.querySelectorAll('#live li')].map(row => Number(row.dataset.bytes))")
+    assert live == [num_bytes for _, num_bytes in entry["live_at_peak"]][: len(live)]
+    assert len(live) == min(9, entry["num_live_modules"])
+
+
+def test_the_slider_moved_by_keys_shows_the_numbers_of_each_plan(tab: Tab, report: ReportData, address: str) -> None:
+    entries = page_document(report)["points"]
+    tab.open(address)
+    check_shown(tab, entries[page_document(report)["selected"]])
+    tab.evaluate("document.getElementById('budget').focus()")
+    tab.press(*HOME)
+    for entry in entries:
+        check_shown(tab, entry)
+        tab.press(*ARROW_RIGHT)
+    check_shown(tab, entries[-1])
+    tab.press(*ARROW_LEFT)
+    check_shown(tab, entries[-2])
+    tab.press(*END)
+    check_shown(tab, entries[-1])
+    assert tab.problems == []
+
+
+def test_a_plan_can_be_opened_by_its_address_and_by_its_point(tab: Tab, report: ReportData, address: str) -> None:
+    entries = page_document(report)["points"]
+    tab.open(f"{address}#point=3")
+    check_shown(tab, entries[3])
+    tab.evaluate("document.querySelector('[data-place=\"5\"]').dispatchEvent(new MouseEvent('click'))")
+    check_shown(tab, entries[5])
+    assert tab.evaluate("document.getElementById('budget').value") == "5"
+    tab.evaluate("document.querySelector('[data-place=\"2\"]').focus()")
+    tab.press("Enter", 13)
+    check_shown(tab, entries[2])
+    assert tab.evaluate("document.activeElement.dataset.place") == "2"
+
+
+def test_every_mark_says_its_numbers_when_focused(tab: Tab, report: ReportData, address: str) -> None:
+    tab.open(address)
+    assert tab.evaluate("document.querySelectorAll('#curve .mark').length") == len(report.marks)
+    tab.evaluate("document.querySelector('#curve .mark.measured').focus()")
+    tip = tab.evaluate("document.querySelector('.tip').textContent")
+    assert tip == "measured10.0 GiB peak (10,737,418,240 bytes)+2.0 % time, measuredgradients equal"
+
+
+def test_nothing_is_asked_of_the_network(tab: Tab, address: str) -> None:
+    tab.open(address)
+    tab.evaluate("document.getElementById('budget').dispatchEvent(new Event('input'))")
+    assert tab.requests == [address]
+    assert tab.problems == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_page_follows_the_theme_of_the_system_until_the_button_is_pressed(
+    tab: Tab, address: str, dark: bool
+) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    colours = {False: "rgb(244, 246, 248)", True: "rgb(14, 17, 22)"}
+    tab.open(address, dark=dark)
+    assert tab.evaluate(background) == colours[dark]
+    tab.evaluate("document.getElementById('theme').click()")
+    assert tab.evaluate(background) == colours[not dark]
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_nothing_sticks_out_sideways(tab: Tab, address: str, width: int) -> None:
+    tab.open(address, width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    assert tab.evaluate("document.querySelector('#curve svg').clientWidth") <= width
+
+
+def test_hostile_names_are_shown_as_text(tab: Tab, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_page(path, hostile_report())
+    tab.open(path.as_uri(), width=360)
+    assert tab.evaluate("document.images.length") == 0
+    assert tab.evaluate("document.querySelector('#blocks-body th').textContent").startswith("</script><img src=x")
+    assert tab.evaluate("document.querySelector('h1').textContent").startswith("</script><img src=x")
+    assert tab.problems == []
+
+
+def test_5000_values_are_searched_sorted_and_paged_quickly(tab: Tab, tmp_path: Path) -> None:
+    profile = gpt(num_blocks=265)
+    step = Step(profile)
+    half = set(step.plannable[: len(step.plannable) // 2])
+    path = tmp_path / "page.html"
+    data = ReportData(profile, [point_recomputing(profile, chosen) for chosen in (set(), half)])
+    write_page(path, data)
+    document = page_document(data)
+    tab.open(f"{path.as_uri()}#point=0")
+    sizes = document["values"]["num_bytes"]
+    fates = document["points"][0]["fates"]
+    kept = sorted((size for size, fate in zip(sizes, fates, strict=True) if fate != "-"), reverse=True)
+    rows = "[...document.querySelectorAll('#values-body tr')].map(row => Number(row.dataset.bytes))"
+    assert tab.evaluate(rows) == kept[:25]
+    tab.evaluate("document.getElementById('next-page').click()")
+    assert tab.evaluate(rows) == kept[25:50]
+    tab.evaluate("document.querySelector('[data-key=num_bytes] button').click()")
+    assert tab.evaluate(rows) == kept[::-1][:25]
+    search = "const box = document.getElementById('search'); box.value = {!r}; box.dispatchEvent(new Event('input'))"
+    tab.evaluate("{" + search.format("BLOCKS.7.mlp::aten.gelu") + "}")
+    assert tab.evaluate("document.querySelectorAll('#values-body tr').length") == 1
+    decision = "document.getElementById('decision')"
+    tab.evaluate("{" + search.format("") + "}")
+    tab.evaluate(f"{decision}.value = 'r'; {decision}.dispatchEvent(new Event('input'))")
+    text = tab.evaluate("document.getElementById('values-count').textContent")
+    assert text.startswith(f"{fates.count('r'):,} of 5,041 values")
+    milliseconds = tab.evaluate(
+        "(() => { const start = performance.now(); const slider = document.getElementById('budget');"
+        " for (let turn = 0; turn < 10; turn += 1)"
+        " { slider.value = turn % 2; slider.dispatchEvent(new Event('input')); }"
+        " return (performance.now() - start) / 10; })()"
+    )
+    # A tenth of a second is where a slider begins to feel slow; five times that for a loaded machine.
+    assert milliseconds < 500
+    assert tab.problems == []
