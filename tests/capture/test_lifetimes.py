@@ -128,3 +128,11 @@ def test_tensors_in_the_loss_are_there_before_the_step() -> None:
     outside = {value.name: value.num_bytes for value in profile.values if value.op_index is None}
     assert outside.pop("outside#4") == 16
     assert outside == {"weight": 32, "bias": 8, "batch#0": 32}
+
+
+@pytest.mark.parametrize("gradient", [None, torch.full((), 0.5)], ids=["none", "some"])
+def test_parameters_of_the_loss_keep_their_gradients(gradient: Tensor | None) -> None:
+    temperature = nn.Parameter(torch.tensor(2.0))
+    temperature.grad = None if gradient is None else gradient.clone()
+    memfit.profile(nn.Linear(4, 2), torch.ones(2, 4), loss=lambda output: (output / temperature).sum())
+    assert temperature.grad is None if gradient is None else torch.equal(temperature.grad, gradient)

@@ -38,7 +38,7 @@ class KeptState:
     def kept(self) -> Iterator[None]:
         """Run one step inside the block."""
         gradients = [(leaf, leaf.grad) for leaf in self._leaves]
-        contents = [(leaf, leaf.detach()) for leaf in self._leaves]
+        contents = [(leaf, leaf.detach()) for leaf in self._leaves if leaf.layout is torch.strided]
         attributes = [AttributeSnapshot(vars(module)) for module in self._step.model.modules()]
         for leaf in self._leaves:
             leaf.grad = None
@@ -58,6 +58,7 @@ class KeptState:
                 snapshot.restore()
             if self._writes is not None:
                 self._writes.undo()
+                self._leaves += self._writes.take_leaves(known=self._leaves)
 
     @contextmanager
     def kept_optimizer(self) -> Iterator[None]:
@@ -98,13 +99,19 @@ class _FirstWrites(DispatchMode):
         super().__init__()
         self._made_here = object()
         self._copies: list[tuple[Tensor, Tensor]] = []
+        self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = rule_for(op)
         if types:
             return op(*args, **kwargs)
-        self._mark(tensors_in((args, kwargs)), None)
+        arguments = tensors_in((args, kwargs))
+        self._mark(arguments, None)
+        for tensor in arguments:
+            if tensor.requires_grad and tensor.is_leaf:
+                # Met before backward fills it in: a loss may have parameters that are none of the model's.
+                self._gradients.setdefault(id(tensor), (tensor, tensor.grad))
         if rule.treatment is Treatment.VIEW:
             return op(*args, **kwargs)
         written = written_tensors(rule, args, kwargs)
@@ -128,6 +135,16 @@ class _FirstWrites(DispatchMode):
         """Write back what the tensors held."""
         for tensor, copy in self._copies:
             tensor.copy_(copy)
+
+    def take_leaves(self, known: list[Tensor]) -> list[Tensor]:
+        """Give the leaves met beside the ``known`` ones their gradients back, once, and return them."""
+        for tensor in known:
+            self._gradients.pop(id(tensor), None)
+        for leaf, gradient in self._gradients.values():
+            leaf.grad = gradient
+        leaves = [leaf for leaf, _ in self._gradients.values()]
+        self._gradients.clear()
+        return leaves
 
 
 def _step_mark_on(tensor: Tensor) -> object:
