@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import flop_registry
 
 from memfit.capture.recording import OpFacts
 from memfit.runtime.call_arguments import tensors_in
@@ -27,6 +28,12 @@ def facts_of(rule: OpRule | None, args: Any, kwargs: Any, results: Iterable[Any]
         read_bytes = min(read_bytes, made_bytes)
     dtype = next((tensor.dtype for tensor in inputs if tensor.is_floating_point()), None)
     return OpFacts(signature_of(rule, args, kwargs), flops, made_bytes + read_bytes, dtype)
+
+
+def flops_of(op: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Return the FLOPs of a call that gave ``result``, where torch counts them, else 0."""
+    count = flop_registry.get(getattr(op, "_overloadpacket", None))
+    return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
 
 
 def signature_of(rule: OpRule, args: Any, kwargs: Any) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
-from memfit.capture.op_facts import facts_of
+from memfit.capture.lifetimes import SaveHandle, StorageMark
+from memfit.capture.op_facts import facts_of, flops_of
 from memfit.capture.plain_tensors import is_plain, only_plain, plain_alias
 from memfit.capture.recording import NewValue, Recording, SeenSave
 from memfit.capture.scopes import ModuleScopes
@@ -111,7 +111,7 @@ class StepRecorder(DispatchMode):
             self._num_begun -= 1
             raise
         results = written or (result if isinstance(result, (tuple, list)) else (result,))
-        flops = _flops(op, args, kwargs, result)
+        flops = flops_of(op, args, kwargs, result)
         name = self._next_name(rule.name)
         recording = self.recording
         recording.facts.append(facts_of(rule, args, kwargs, results, flops))
@@ -215,11 +215,11 @@ class StepRecorder(DispatchMode):
         return index
 
     def _number_storage(self, name: str, tensor: Tensor, op_index: int | None) -> int:
-        mark = _Mark(self, self._new_storage())
+        mark = StorageMark(self, self._new_storage())
         tensor.untyped_storage()._memfit_mark = mark  # type: ignore[attr-defined]
         return self._number_value(mark, name, storage_bytes_on(self._device, tensor), op_index)
 
-    def _number_value(self, mark: _Mark, name: str, num_bytes: int, op_index: int | None) -> int:
+    def _number_value(self, mark: StorageMark, name: str, num_bytes: int, op_index: int | None) -> int:
         mark.value = len(self.recording.values)
         self.recording.values.append(NewValue(name, num_bytes, op_index, mark.storage))
         return mark.value
@@ -228,10 +228,10 @@ class StepRecorder(DispatchMode):
         self.recording.num_storages += 1
         return self.recording.num_storages - 1
 
-    def _mark_on(self, tensor: Tensor) -> _Mark | None:
+    def _mark_on(self, tensor: Tensor) -> StorageMark | None:
         # An attribute of a storage lives as long as the storage: no later one at its address can be mistaken for it.
-        mark: _Mark | None = getattr(tensor.untyped_storage(), "_memfit_mark", None)
-        return mark if mark is not None and mark.recorder is self else None
+        mark: StorageMark | None = getattr(tensor.untyped_storage(), "_memfit_mark", None)
+        return mark if mark is not None and mark.watcher is self else None
 
     # What autograd saves.
 
@@ -243,10 +243,10 @@ class StepRecorder(DispatchMode):
         number = len(self.recording.saves)
         self.recording.saves.append(SeenSave(index, self._num_begun, self._module))
         kept = (tensor if tensor.is_leaf else plain_alias(tensor)) if self._keeps_saves else None
-        return _SaveHandle(self, number, kept)
+        return SaveHandle(self, number, kept)
 
     def _unpack(self, packed: Any) -> Tensor:
-        if not isinstance(packed, _SaveHandle):
+        if not isinstance(packed, SaveHandle):
             assert isinstance(packed, Tensor)
             return packed
         if packed.tensor is None:
@@ -257,34 +257,6 @@ class StepRecorder(DispatchMode):
         return packed.tensor
 
 
-class _Mark:
-    """Attached to a storage: which one it is, and the value that it holds now. Tells when the storage dies."""
-
-    __slots__ = ("recorder", "storage", "value")
-
-    def __init__(self, recorder: StepRecorder, storage: int) -> None:
-        self.recorder = recorder
-        self.storage = storage
-        self.value = -1
-
-    def __del__(self) -> None:
-        self.recorder.storage_died(self.storage)
-
-
-class _SaveHandle:
-    """What autograd holds in the place of a saved tensor. Tells when it is released."""
-
-    __slots__ = ("number", "recorder", "tensor")
-
-    def __init__(self, recorder: StepRecorder, number: int, tensor: Tensor | None) -> None:
-        self.recorder = recorder
-        self.number = number
-        self.tensor = tensor
-
-    def __del__(self) -> None:
-        self.recorder.save_released(self.number)
-
-
 def _replay_of(rule: OpRule, args: Any, written: list[Tensor]) -> Replay:
     if rule.treatment is Treatment.OPAQUE:
         return Replay.STATEFUL
@@ -293,8 +265,3 @@ def _replay_of(rule: OpRule, args: Any, written: list[Tensor]) -> Replay:
     if not torch.is_grad_enabled():
         return Replay.NO_GRAD
     return Replay.YES if is_repeatable(rule, args) else Replay.UNORDERED
-
-
-def _flops(op: Any, args: Any, kwargs: Any, result: Any) -> int:
-    count = flop_registry.get(getattr(op, "_overloadpacket", None))
-    return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
