@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from memfit.graph.model_profile import Phase
+from memfit.planning.regions import path_and_ancestors
 from memfit.planning.step import Step
 
 # Outputs this many times smaller than the largest output of their op (means, log-sum-exps) are not worth a replay.
@@ -24,7 +25,7 @@ class BlockValues:
             if module is None:
                 return frozenset()
             if module not in blocks_of_module:
-                paths = _path_and_ancestors(module)
+                paths = path_and_ancestors(module)
                 blocks_of_module[module] = frozenset(number_of_path[path] for path in paths if path in number_of_path)
             return blocks_of_module[module]
 
@@ -64,10 +65,3 @@ def is_statistic(step: Step, value: int) -> bool:
     """Return whether the value is one of the small ones that an op returns beside its result."""
     outputs = step.op_outputs[step.value_op[value]]
     return step.value_bytes[value] * STATISTICS_RATIO <= max(step.value_bytes[output] for output in outputs)
-
-
-def _path_and_ancestors(path: str) -> Iterator[str]:
-    yield path
-    while path:
-        path = path.rpartition(".")[0]
-        yield path

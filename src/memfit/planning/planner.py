@@ -19,7 +19,7 @@ from memfit.planning.budgets import BudgetLike, budget_in_bytes
 from memfit.planning.regions import listening_regions
 from memfit.planning.search import explored
 from memfit.planning.selectors import select
-from memfit.planning.simulator import simulated
+from memfit.planning.simulator import judged, simulated
 from memfit.planning.step import Step
 from memfit.planning.trade_off import Candidate, TradeOff
 from memfit.units import format_bytes
@@ -38,7 +38,8 @@ def plan(
     ``budget`` bounds the peak of the whole step, parameters included: an int of bytes, a text such as "20GiB", a float
     in (0, 1] of the device's memory, or "auto". The plan is the fastest one found that keeps it, and its
     ``optimality_gap`` tells how far from the fastest possible it can be; ``InfeasibleBudgetError`` names the smallest
-    budget where there is none. A smaller budget never gets a faster or a larger plan.
+    budget where there is none. Where the plain step fits, nothing is recomputed. A smaller budget never gets a faster
+    or a larger plan.
 
     ``strategy`` chooses among the model's blocks; every value inside a chosen block is recomputed from what enters the
     block. Selectors (``MODULE_GLOB::op``) overrule both; a value that both name is saved. What cannot be replayed is
@@ -57,6 +58,8 @@ def plan(
         return _plan_of(step, step.recomputed_of(wanted), budget_bytes=None)
     assert budget is not None
     budget_bytes = budget_in_bytes(budget, profile)
+    if not forced.recomputed and judged(step, set()).peak_bytes <= budget_bytes:
+        return _plan_of(step, set(), budget_bytes=budget_bytes)
     trade_off = explored(step, forced=forced.recomputed, kept=forced.saved)
     frontier_of_step = trade_off.frontier()
     position = next((i for i, entry in enumerate(frontier_of_step) if entry.peak_bytes <= budget_bytes), None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 from memfit.graph.model_profile import ModelProfile, Phase
 from memfit.graph.names import is_within
 
@@ -23,16 +26,31 @@ def listening_regions(profile: ModelProfile, recomputed: set[int]) -> tuple[str,
         if not recomputed.isdisjoint(op.inputs) or not touched.isdisjoint(op.rewrites):
             modules[op.module] = None
     paths = _outermost([path for path in modules if path is not None])
-    for block in profile.blocks:
-        inside = [path for path in paths if is_within(path, block.path)]
-        if len(inside) > 1:
-            paths[paths.index(inside[0])] = block.path
+    inside: dict[str, list[int]] = {block.path: [] for block in profile.blocks}
+    for position, path in enumerate(paths):
+        for ancestor in path_and_ancestors(path):
+            if ancestor in inside:
+                inside[ancestor].append(position)
+    for block_path, positions in inside.items():
+        # A block around this one may have taken the place already.
+        if len(positions) > 1 and is_within(paths[positions[0]], block_path):
+            paths[positions[0]] = block_path
     paths = _outermost(paths)
-    in_model = [op.module for op in forward if op.module is not None]
-    num_heard = sum(any(is_within(module, path) for path in paths) for module in in_model)
-    is_most = paths and "" not in paths and 2 * num_heard >= len(in_model)
+    num_in_model = Counter(op.module for op in forward if op.module is not None)
+    heard = set(paths)
+    num_heard = sum(num for module, num in num_in_model.items() if not heard.isdisjoint(path_and_ancestors(module)))
+    is_most = paths and "" not in paths and 2 * num_heard >= num_in_model.total()
     return ("", *paths) if is_most else tuple(paths)
 
 
+def path_and_ancestors(path: str) -> Iterator[str]:
+    """Yield the module path and those of the modules around it, the root's empty one last."""
+    yield path
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
 def _outermost(paths: list[str]) -> list[str]:
-    return [path for path in paths if not any(path != other and is_within(path, other) for other in paths)]
+    present = set(paths)
+    return [path for path in paths if not any(other != path and other in present for other in path_and_ancestors(path))]

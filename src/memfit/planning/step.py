@@ -130,6 +130,11 @@ class Step:
         op = ops[self.value_op[index]]
         if op.replay is not Replay.YES or not value.comes_back:
             return False
+        # Parts of one storage that are written and saved apart (an LSTM's gates, after unsafe_split) count versions
+        # apart too, and the engine, which goes by versions, keeps such a storage.
+        neighbours = self.values_of_storage[value.storage]
+        if any(self.saves_of_value[other] and self.overwritten_at[other] < NEVER for other in neighbours):
+            return False
         # The engine gives a recipe to the first of several tensors that one op writes into.
         return not op.rewrites or index == op.outputs[0]
 
