@@ -16,6 +16,7 @@ from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitEr
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Verification
+from memfit.planning.budgets import BudgetLike
 from memfit.planning.planner import plan as plan_step
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.apply import Applied
@@ -42,7 +43,7 @@ def fit(
     model: nn.Module,
     batch: Any,
     *,
-    budget: int | float | str,
+    budget: BudgetLike,
     loss: Loss | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     progress: Progress | None = None,
@@ -72,9 +73,7 @@ def fit(
     return Fitted(model, plan, profile, verification)
 
 
-def _profiled(
-    model: nn.Module, batch: Any, loss: Loss | None, optimizer: torch.optim.Optimizer | None
-) -> ModelProfile:
+def _profiled(model: nn.Module, batch: Any, loss: Loss | None, optimizer: torch.optim.Optimizer | None) -> ModelProfile:
     """Return the profile of the real step, or where that does not fit the device, of one on fake tensors."""
     try:
         return profile_step(model, batch, loss=loss, optimizer=optimizer)

@@ -153,7 +153,7 @@ def test_a_file_of_another_format_is_told_the_formats_there_are(tmp_path: Path) 
     path.write_text('{"format": "other", "version": 1}')
     code, _, errors = memfit("plan", str(path), "--strategy", "full")
     assert code == 2
-    assert "\"format\" must be one of memfit-layers; got 'other'" in errors
+    assert "\"format\" must be one of memfit-layers, memfit-profile; got 'other'" in errors
 
 
 def test_debug_lets_the_error_through() -> None:

@@ -1,24 +1,45 @@
 """The ``memfit`` command: global options, exit codes, and the list of commands. Each command has its own file.
 
-Exit codes: 0 done, 1 a check did not hold, 2 wrong use.
+Exit codes: 0 done, 1 a check did not hold, 2 wrong use, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from memfit._version import __version__
-from memfit.cli import demo_command, plan_command
-from memfit.cli.output import print_error
+from memfit.cli import (
+    demo_command,
+    fit_command,
+    frontier_command,
+    plan_command,
+    profile_command,
+    report_command,
+    verify_command,
+)
+from memfit.cli.exit_codes import CHECK_DID_NOT_HOLD, INTERRUPTED, WRONG_USE
+from memfit.cli.output import print_error, print_warning
 from memfit.errors import InfeasibleBudgetError, MemfitError
 
-CHECK_DID_NOT_HOLD = 1
-WRONG_USE = 2
+_EXAMPLES = """
+[bold]Examples[/]
+
+memfit demo
+
+memfit fit memfit.models:gpt --arg layers=12 --budget 300MiB
+
+memfit profile train.py:build -o profile.json
+
+memfit plan profile.json --budget 2GiB -o plan.json
+
+memfit verify train.py:build plan.json
+"""
 
 
 class _ErrorsInOneLine(TyperGroup):
@@ -26,21 +47,28 @@ class _ErrorsInOneLine(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda message, *_, **__: print_warning(str(message))
+                return super().invoke(ctx)
         except MemfitError as error:
             if ctx.params.get("debug"):
                 raise
             print_error(str(error))
             raise typer.Exit(CHECK_DID_NOT_HOLD if isinstance(error, InfeasibleBudgetError) else WRONG_USE) from error
+        except KeyboardInterrupt as error:
+            if ctx.params.get("debug"):
+                raise
+            print_error("interrupted; the model was put back as it was, and no file is half written")
+            raise typer.Exit(INTERRUPTED) from error
 
 
 app = typer.Typer(
     cls=_ErrorsInOneLine,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Fits a PyTorch training step into the memory you have, at the lowest slowdown the hardware allows.",
+    epilog=_EXAMPLES,
 )
 
 
@@ -60,8 +88,13 @@ def _global_options(
     """Read the options that stand before the command; typer takes the help from the app itself."""
 
 
-app.command("plan")(plan_command.plan)
 app.command("demo")(demo_command.demo)
+app.command("fit")(fit_command.fit)
+app.command("profile")(profile_command.profile)
+app.command("plan")(plan_command.plan)
+app.command("frontier")(frontier_command.frontier)
+app.command("verify")(verify_command.verify)
+app.command("report")(report_command.report)
 
 
 def run() -> None:

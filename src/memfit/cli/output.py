@@ -21,3 +21,8 @@ def print_json(document: object) -> None:
 def print_error(message: str) -> None:
     """Print one line to standard error, as it is: no wrapping, no markup."""
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
+
+
+def print_warning(message: str) -> None:
+    """Print one line to standard error that something is not as one would expect."""
+    sys.stderr.write(f"warning: {' '.join(message.split())}\n")

@@ -2,63 +2,91 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from memfit.cli.options import AsJson, BudgetText, StrategyText, parse_budget
 from memfit.cli.output import console, print_json
-from memfit.cli.strategy_text import WRITTEN_STRATEGIES, parse_strategy
+from memfit.cli.strategy_text import parse_strategy
 from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.layers.document import read_document
 from memfit.layers.files import LAYERS_FORMAT, layers_from_document, plan_document, save_layer_plan
 from memfit.layers.plan import build_checkpoint_plan
-from memfit.layers.strategies import Budget, LayerStrategy
+from memfit.layers.strategies import Budget
 from memfit.layers.validation import shown
 from memfit.units import parse_bytes
 
+# The format of profiles, written out: importing its module would slow down plans over layers.
+_PROFILE_FORMAT = "memfit-profile"
+
+_Selectors = list[str] | None
+
+
+class _Wish(NamedTuple):
+    """What was asked for, as it was written: a strategy or a budget, and selectors that overrule it."""
+
+    strategy: str | None
+    budget: str | None
+    force_save: list[str]
+    force_recompute: list[str]
+
+    @property
+    def label(self) -> str:
+        return self.strategy if self.strategy is not None else f"budget {self.budget}"
+
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="A list of layers (layers.json).", show_default=False)],
-    strategy: Annotated[
-        str | None,
-        typer.Option(help=f"What to recompute: {', '.join(WRITTEN_STRATEGIES)}.", show_default=False),
+    file: Annotated[
+        Path, typer.Argument(help="A profile (profile.json) or a list of layers (layers.json).", show_default=False)
+    ],
+    strategy: StrategyText = None,
+    budget: BudgetText = None,
+    force_save: Annotated[
+        _Selectors, typer.Option(metavar="SELECTOR", help="Save these values, whatever is planned; repeatable.")
     ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help='The bytes that must be enough, such as "2GiB" or "900MB".', show_default=False)
+    force_recompute: Annotated[
+        _Selectors,
+        typer.Option(metavar="SELECTOR", help='Recompute these values, such as "*::aten.gelu"; repeatable.'),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Save the plan to this file.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Decide which layers to recompute, by a strategy or a budget, and show what that saves and costs."""
+    """Decide what to save and what to recompute, by a budget or a strategy, and show what that saves and costs.
+
+    [dim]memfit plan profile.json --budget 2GiB -o plan.json[/]
+    """
     if (strategy is None) == (budget is None):
         given = "neither" if strategy is None else "both"
         raise InvalidParameterError(f"give exactly one of --strategy and --budget; got {given}")
-    if strategy is not None:
-        chosen, label = parse_strategy(strategy), strategy
-    else:
-        chosen, label = Budget.from_bytes(parse_bytes(budget or "")), f"budget {budget}"
+    wish = _Wish(strategy, budget, force_save or [], force_recompute or [])
     document = read_document(file)
-    _planner_of(document, file)(document, file, chosen, label, output, as_json)
+    _planner_of(document, file)(document, file, wish, output, as_json)
 
 
 def _planner_of(document: dict[str, Any], file: Path) -> Any:
     """Return what plans files of the document's format: the one place that tells the formats apart."""
-    planner_of_format = {LAYERS_FORMAT: _plan_layers}
+    planner_of_format = {LAYERS_FORMAT: _plan_layers, _PROFILE_FORMAT: _plan_profile}
     kind = document.get("format")
     if not isinstance(kind, str) or kind not in planner_of_format:
         raise PlanFileError(f'{file}: "format" must be one of {", ".join(planner_of_format)}; got {shown(kind)}')
     return planner_of_format[kind]
 
 
-def _plan_layers(
-    document: dict[str, Any], file: Path, strategy: LayerStrategy, label: str, output: Path | None, as_json: bool
-) -> None:
+def _plan_layers(document: dict[str, Any], file: Path, wish: _Wish, output: Path | None, as_json: bool) -> None:
+    if wish.force_save or wish.force_recompute:
+        raise InvalidParameterError(f"selectors name values, and {file} has layers only; they need a profile")
+    if wish.strategy is not None:
+        strategy = parse_strategy(wish.strategy)
+    else:
+        strategy = Budget.from_bytes(parse_bytes(wish.budget or ""))
     layers = layers_from_document(document, file)
     layer_plan = build_checkpoint_plan(layers, strategy)
-    extras = {"strategy": label, "forward_flops": sum(layer.recompute_flops for layer in layers)}
+    extras = {"strategy": wish.label, "forward_flops": sum(layer.recompute_flops for layer in layers)}
     if output is not None:
         save_layer_plan(layer_plan, output, **extras)
     if as_json:
@@ -68,7 +96,38 @@ def _plan_layers(
     from memfit.report.layer_table import plan_summary, plan_table
 
     screen = console()
-    screen.print(plan_table(layers, layer_plan, title=f"{file.name}: {label}"))
+    screen.print(plan_table(layers, layer_plan, title=f"{file.name}: {wish.label}"))
     screen.print(plan_summary(layers, layer_plan, is_budget=isinstance(strategy, Budget)))
+    _say_saved(output)
+
+
+def _plan_profile(document: dict[str, Any], file: Path, wish: _Wish, output: Path | None, as_json: bool) -> None:
+    from memfit.graph.model_profile import ModelProfile
+    from memfit.graph.plan_file import plan_text
+    from memfit.planning.planner import plan as plan_step
+
+    measured = ModelProfile.load(file)
+    value_plan = plan_step(
+        measured,
+        budget=None if wish.budget is None else parse_budget(wish.budget),
+        strategy=None if wish.strategy is None else parse_strategy(wish.strategy),
+        force_save=wish.force_save,
+        force_recompute=wish.force_recompute,
+    )
     if output is not None:
-        screen.print(f"Saved to {output}.", markup=False)
+        value_plan.save(output)
+    if as_json:
+        sys.stdout.write(plan_text(value_plan))
+        return
+    from memfit.report.step_tables import plan_summary, plan_table
+
+    screen = console()
+    if measured.blocks:
+        screen.print(plan_table(measured, value_plan, title=f"{file.name}: {wish.label}"))
+    screen.print(plan_summary(measured, value_plan))
+    _say_saved(output)
+
+
+def _say_saved(output: Path | None) -> None:
+    if output is not None:
+        console().print(f"Saved to {output}.", markup=False, soft_wrap=True)

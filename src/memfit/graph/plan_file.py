@@ -46,6 +46,11 @@ _FIELDS = frozenset({"format", "version", "fingerprint", "budget_bytes", "region
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write ``plan`` to ``path`` as ``load_plan`` reads it."""
+    write_text(path, plan_text(plan))
+
+
+def plan_text(plan: Plan) -> str:
+    """Return ``plan`` as the text of its file, which ``--json`` prints too."""
     head = {
         "format": PLAN_FORMAT,
         "version": PLAN_VERSION,
@@ -58,7 +63,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         "regions": list(plan.regions),
     }
     lines = [f"  {_text(name)}: {_text(value)}," for name, value in head.items()]
-    write_text(path, "{\n" + "\n".join(lines) + '\n  "groups": ' + _groups_text(plan) + "\n}\n")
+    return "{\n" + "\n".join(lines) + '\n  "groups": ' + _groups_text(plan) + "\n}\n"
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

@@ -1,0 +1,72 @@
+"""``memfit fit``: the whole way for a TARGET and a budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memfit.cli.options import Arguments, AsJson, PageFile, TargetText, parse_budget
+from memfit.cli.output import console, print_json
+
+
+def fit(
+    target: TargetText,
+    budget: Annotated[
+        str,
+        typer.Option(
+            help='The peak that the step must keep: "2GiB", "900MB", a share of the device such as "0.8", or "auto".',
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Save the plan to this file.", show_default=False)
+    ] = None,
+    html: PageFile = None,
+    arg: Arguments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a training step into a budget: profile, plan, apply, verify.
+
+    [dim]memfit fit memfit.models:gpt --arg layers=12 --budget 300MiB --html page.html[/]
+    """
+    from memfit.cli.stages import fitted, target_to_run
+    from memfit.graph.verification_file import verification_document
+
+    wanted = parse_budget(budget)
+    result = fitted(target_to_run(target, arg), wanted)
+    if output is not None:
+        result.plan.save(output)
+    if html is not None:
+        from memfit.cli.pages import NUM_POINTS, report_data, write_report_page
+        from memfit.planning.planner import frontier
+
+        points = frontier(result.profile, points=NUM_POINTS)
+        verifications = (result.verification,)
+        data = report_data(result.profile, points, title=target, plan=result.plan, verifications=verifications)
+        write_report_page(html, data)
+    if as_json:
+        print_json(
+            {
+                "budget_bytes": result.plan.budget_bytes,
+                "predicted_peak_bytes": result.plan.predicted_peak_bytes,
+                "predicted_overhead": result.plan.predicted_overhead,
+                "optimality_gap": result.plan.optimality_gap,
+                "recompute_flops": result.plan.recompute_flops,
+                "verification": verification_document(result.verification),
+            }
+        )
+        return
+    from memfit.report.step_tables import plan_summary, verification_summary
+
+    screen = console()
+    screen.print(f"{target}: the plan", style="bold", markup=False, soft_wrap=True)
+    screen.print(plan_summary(result.profile, result.plan))
+    screen.print(f"{target}: measured", style="bold", markup=False, soft_wrap=True)
+    screen.print(verification_summary(result.verification))
+    if output is None and html is None:
+        screen.print(f'In Python: memfit.fit(model, batch, budget="{budget}")', markup=False, soft_wrap=True)
+    for written in (output, html):
+        if written is not None:
+            screen.print(f"Wrote {written}.", markup=False, soft_wrap=True)

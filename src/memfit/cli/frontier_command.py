@@ -1,0 +1,64 @@
+"""``memfit frontier``: what memory costs in time, for one profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memfit.cli.options import AsJson, PageFile, ProfileFile
+from memfit.cli.output import console, print_json
+
+
+def frontier(
+    file: ProfileFile,
+    points: Annotated[int, typer.Option(help="How many plans to show at most.", min=1)] = 16,
+    html: PageFile = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the trade-off to this .png, .svg or .pdf; needs memfit\\[plot].", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what memory costs in time: the plans from the fastest to the smallest.
+
+    [dim]memfit frontier profile.json --html page.html[/]
+    """
+    from memfit.cli.pages import NUM_POINTS, report_data, write_report_page
+    from memfit.graph.model_profile import ModelProfile
+    from memfit.planning.planner import frontier as frontier_of
+
+    measured = ModelProfile.load(file)
+    found = frontier_of(measured, points=points)
+    if html is not None or plot is not None:
+        data = report_data(measured, frontier_of(measured, points=max(points, NUM_POINTS)), title=file.name)
+    if plot is not None:
+        from memfit.report.plot import write_plot
+
+        write_plot(plot, data)
+    if html is not None:
+        write_report_page(html, data)
+    if as_json:
+        print_json(
+            {
+                "plain_peak_bytes": measured.peak_bytes,
+                "points": [
+                    {
+                        "peak_bytes": point.peak_bytes,
+                        "overhead": point.overhead,
+                        "recompute_flops": point.plan.recompute_flops,
+                        "optimality_gap": point.plan.optimality_gap,
+                    }
+                    for point in found
+                ],
+            }
+        )
+        return
+    from memfit.report.step_tables import frontier_table
+
+    screen = console()
+    screen.print(frontier_table(measured, found, title=f"{file.name}: memory against time"))
+    for written in (plot, html):
+        if written is not None:
+            screen.print(f"Wrote {written}.", markup=False, soft_wrap=True)

@@ -1,0 +1,60 @@
+"""Options that several commands share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from memfit.cli.strategy_text import WRITTEN_STRATEGIES
+from memfit.errors import InvalidParameterError
+from memfit.units import parse_bytes
+
+TargetText: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="package.module:function or path/file.py:function; returns (model, batch) or (model, batch, loss).",
+        show_default=False,
+    ),
+]
+Arguments: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--arg", metavar="NAME=VALUE", help="An argument for the TARGET's function; repeatable."),
+]
+BudgetText: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help='The bytes that must be enough: "2GiB", "900MB", a share of the device such as "0.8", or "auto".',
+        show_default=False,
+    ),
+]
+StrategyText: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help=f"What to recompute: {', '.join(WRITTEN_STRATEGIES)}.", show_default=False),
+]
+ProfileFile: TypeAlias = Annotated[
+    Path, typer.Argument(help="A profile, as `memfit profile` writes it.", show_default=False)
+]
+PageFile: TypeAlias = Annotated[
+    Path | None, typer.Option("--html", help="Write the report page to this file.", show_default=False)
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def parse_budget(text: str) -> float | str:
+    """Return the budget as `memfit.plan` takes it; a bare number is a share of the device's memory."""
+    if text.strip().lower() == "auto":
+        return "auto"
+    try:
+        share = float(text)
+    except ValueError:
+        parse_bytes(text)
+        return text
+    if not 0 < share <= 1:
+        raise InvalidParameterError(
+            f'a budget is a size with a unit such as "20GiB" or "900MB", a share of the device\'s memory above 0 and '
+            f'at most 1 such as "0.8", or "auto"; got {text!r}'
+        )
+    return share

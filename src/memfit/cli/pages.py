@@ -1,0 +1,63 @@
+"""Gathers what the report page shows, for the commands that write one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memfit.units import format_bytes
+
+if TYPE_CHECKING:
+    from memfit.graph.model_profile import ModelProfile
+    from memfit.graph.plan import FrontierPoint, Plan
+    from memfit.graph.verification import Verification
+    from memfit.report.page_data import Mark, ReportData
+
+# With fewer, the drawn line cuts corners at its small end.
+NUM_POINTS = 32
+
+
+def report_data(
+    profile: ModelProfile,
+    points: Sequence[FrontierPoint],
+    *,
+    title: str,
+    plan: Plan | None = None,
+    verifications: Sequence[Verification] = (),
+    other_marks: Sequence[Mark] = (),
+) -> ReportData:
+    """Return what a page shows of ``profile``, its frontier, and where there is one the plan in use."""
+    from memfit.graph.plan import FrontierPoint
+    from memfit.report.environment import environment_facts
+    from memfit.report.page_data import ReportData
+    from memfit.report.strategy_marks import strategy_marks
+
+    measured = [mark for verification in verifications if (mark := _mark_of(verification)) is not None]
+    chosen = None if plan is None else FrontierPoint(plan.predicted_peak_bytes, plan.predicted_overhead, plan)
+    return ReportData(
+        profile=profile,
+        points=points,
+        chosen=chosen,
+        budget_bytes=None if plan is None else plan.budget_bytes,
+        marks=(*strategy_marks(profile), *measured, *other_marks),
+        title=title,
+        facts=environment_facts(),
+    )
+
+
+def write_report_page(path: Path, data: ReportData) -> None:
+    """Write the page to ``path``."""
+    from memfit.report.page import write_page
+
+    write_page(path, data)
+
+
+def _mark_of(verification: Verification) -> Mark | None:
+    from memfit.report.page_data import Mark
+
+    if verification.overhead is None:
+        return None
+    budget = "" if verification.budget_bytes is None else f" at {format_bytes(verification.budget_bytes)}"
+    note = "gradients equal" if verification.gradients_equal else "gradients differ in their last bits"
+    return Mark(f"measured{budget}", verification.peak_bytes, verification.overhead, is_measured=True, note=note)

@@ -1,0 +1,62 @@
+"""``memfit profile``: measure one training step of a TARGET."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memfit.cli.options import Arguments, AsJson, TargetText
+from memfit.cli.output import console, print_json
+
+
+def profile(
+    target: TargetText,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Save the profile to this file.", show_default=False)
+    ] = None,
+    arg: Arguments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure one training step: its memory, its time, every op and every value.
+
+    [dim]memfit profile memfit.models:gpt --arg layers=12 -o profile.json[/]
+    """
+    from memfit.cli.stages import profiled, target_to_run
+
+    measured = profiled(target_to_run(target, arg))
+    if output is not None:
+        measured.save(output)
+    if as_json:
+        print_json(
+            {
+                "peak_bytes": measured.peak_bytes,
+                "step_seconds": measured.step_seconds,
+                "device": measured.device,
+                "device_bytes": measured.device_bytes,
+                "free_bytes": measured.free_bytes,
+                "fingerprint": measured.fingerprint,
+                "measured_with": measured.measured_with,
+                "num_ops": len(measured.ops),
+                "num_values": len(measured.values),
+                "blocks": [
+                    {
+                        "path": block.path,
+                        "layer_type": str(block.layer.layer_type),
+                        "activation_size_bytes": block.layer.activation_size_bytes,
+                        "recompute_flops": block.layer.recompute_flops,
+                    }
+                    for block in measured.blocks
+                ],
+            }
+        )
+        return
+    from memfit.report.step_tables import profile_summary, profile_table
+
+    screen = console()
+    if measured.blocks:
+        screen.print(profile_table(measured, title=target))
+    screen.print(profile_summary(measured))
+    if output is not None:
+        screen.print(f"Saved to {output}.", markup=False, soft_wrap=True)

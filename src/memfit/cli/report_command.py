@@ -1,0 +1,74 @@
+"""``memfit report``: put files of earlier commands on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memfit.cli.options import AsJson
+from memfit.cli.output import console, print_json
+from memfit.errors import InvalidParameterError, PlanFileError
+from memfit.layers.document import read_document
+from memfit.layers.validation import shown
+
+if TYPE_CHECKING:
+    from memfit.graph.model_profile import ModelProfile
+    from memfit.graph.plan import Plan
+    from memfit.graph.verification import Verification
+
+
+def report(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="One profile; plans and verifications of it.", show_default=False),
+    ],
+    html: Annotated[Path, typer.Option("--html", help="Write the report page to this file.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Put a profile, and plans and verifications of it, on one page.
+
+    [dim]memfit report profile.json plan.json verification.json --html page.html[/]
+    """
+    from memfit.cli.pages import NUM_POINTS, report_data, write_report_page
+    from memfit.planning.planner import frontier
+
+    profiles, plans, verifications = _read(files)
+    if len(profiles) != 1:
+        raise InvalidParameterError(
+            f"a page is about one profile, as `memfit profile TARGET -o profile.json` writes it; got {len(profiles)} "
+            f"among {len(files)} files"
+        )
+    ((profile_file, profile),) = profiles.items()
+    fingerprints = {file: other.fingerprint for file, other in plans.items()}
+    fingerprints |= {file: other.fingerprint for file, other in verifications.items()}
+    for file, fingerprint in fingerprints.items():
+        if fingerprint != profile.fingerprint:
+            raise InvalidParameterError(f"{file} is about another model than {profile_file}; leave one of them out")
+    points = frontier(profile, points=NUM_POINTS)
+    plan = next(iter(plans.values()), None)
+    data = report_data(profile, points, title=profile_file.name, plan=plan, verifications=tuple(verifications.values()))
+    write_report_page(html, data)
+    if as_json:
+        print_json({"html": str(html), "num_points": len(points), "num_marks": len(data.marks)})
+    else:
+        console().print(f"Wrote {html}.", markup=False, soft_wrap=True)
+
+
+def _read(files: list[Path]) -> tuple[dict[Path, ModelProfile], dict[Path, Plan], dict[Path, Verification]]:
+    from memfit.graph.model_profile import ModelProfile
+    from memfit.graph.plan import Plan
+    from memfit.graph.plan_file import PLAN_FORMAT
+    from memfit.graph.profile_file import PROFILE_FORMAT
+    from memfit.graph.verification import Verification
+    from memfit.graph.verification_file import VERIFICATION_FORMAT
+
+    load = {PROFILE_FORMAT: ModelProfile.load, PLAN_FORMAT: Plan.load, VERIFICATION_FORMAT: Verification.load}
+    found: dict[str, dict[Path, Any]] = {kind: {} for kind in load}
+    for file in files:
+        kind = read_document(file).get("format")
+        if not isinstance(kind, str) or kind not in load:
+            raise PlanFileError(f'{file}: "format" must be one of {", ".join(load)}; got {shown(kind)}')
+        found[kind][file] = load[kind](file)
+    return found[PROFILE_FORMAT], found[PLAN_FORMAT], found[VERIFICATION_FORMAT]

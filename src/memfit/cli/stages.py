@@ -1,0 +1,56 @@
+"""Runs the stages of the value grain for the commands, with errors of the user's model shown as theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from memfit.cli.target import Target, load_target
+from memfit.cli.user_errors import users_own_errors
+from memfit.errors import InvalidParameterError
+from memfit.progress import progress_on_terminal
+
+if TYPE_CHECKING:
+    from memfit.fitting import Fitted
+    from memfit.graph.model_profile import ModelProfile
+    from memfit.graph.plan import Plan
+    from memfit.graph.verification import Verification
+
+_WHILE_RUNNING = "while the model ran"
+
+
+def target_to_run(text: str, arguments: Sequence[str] | None) -> Target:
+    """Return the TARGET, whose model lies on one device."""
+    target = load_target(text, arguments or ())
+    devices = sorted({str(parameter.device) for parameter in target.model.parameters()})
+    if len(devices) > 1:
+        raise InvalidParameterError(
+            f"the model of {text} has parameters on {' and '.join(devices)}; a budget is for one device. Move the "
+            f"model to one, such as model.to({devices[-1]!r})"
+        )
+    return target
+
+
+def profiled(target: Target) -> ModelProfile:
+    """Return the profile of the TARGET's step."""
+    from memfit.capture.profiling import profile
+
+    with progress_on_terminal() as progress, users_own_errors(_WHILE_RUNNING):
+        progress.stage("profiling the plain step")
+        return profile(target.model, target.batch, loss=target.loss, optimizer=target.optimizer)
+
+
+def verified(target: Target, plan: Plan) -> Verification:
+    """Return what ``plan`` does to the TARGET's step."""
+    from memfit.verification.verifying import verify
+
+    with progress_on_terminal() as progress, users_own_errors(_WHILE_RUNNING):
+        return verify(target.model, plan, target.batch, loss=target.loss, optimizer=target.optimizer, progress=progress)
+
+
+def fitted(target: Target, budget: float | str) -> Fitted:
+    """Return the TARGET's model fitted into ``budget``."""
+    from memfit.fitting import fit
+
+    with users_own_errors(_WHILE_RUNNING):
+        return fit(target.model, target.batch, budget=budget, loss=target.loss, optimizer=target.optimizer)

@@ -1,0 +1,147 @@
+"""TARGETs: functions of the user's that return a model and a batch, found by name and called.
+
+Whatever goes wrong in there is the user's own and shown so: the place in their file, and nothing of ours.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memfit.cli.user_errors import users_own_errors
+from memfit.errors import InvalidParameterError
+from memfit.layers.validation import shown
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_FORMS = "package.module:function or path/file.py:function, such as memfit.models:gpt"
+
+
+class Target(NamedTuple):
+    """What a TARGET's function returned."""
+
+    model: nn.Module
+    batch: Any
+    loss: Callable[[Any], Any] | None = None
+    optimizer: torch.optim.Optimizer | None = None
+
+
+def load_target(text: str, arguments: Sequence[str] = ()) -> Target:
+    """Return what the function that ``text`` names gives for ``arguments``, each written ``name=value``."""
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise InvalidParameterError(f"{text!r} is no TARGET; write {_FORMS}")
+    keywords = parse_arguments(arguments)
+    module = _module_of_file(Path(place)) if place.endswith(".py") else _module_named(place)
+    function = _function_of(module, name, text)
+    _check_arguments(function, name, keywords)
+    with users_own_errors(f"while {name}() of {place} ran"):
+        result = function(**keywords)
+    return _checked(result, text)
+
+
+def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the values by name: numbers, True, None and the like as Python writes them, anything else as text."""
+    keywords: dict[str, Any] = {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if not equals or not name.isidentifier():
+            raise InvalidParameterError(f"--arg is name=value, such as --arg layers=12; got {argument!r}")
+        if name in keywords:
+            raise InvalidParameterError(f"--arg {name} is given twice")
+        try:
+            keywords[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            keywords[name] = text
+    return keywords
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InvalidParameterError(f"{path}: there is no such file; TARGET is {_FORMS}")
+    # As when Python runs the file: what lies beside it can be imported.
+    sys.path.insert(0, str(path.resolve().parent))
+    name = f"memfit_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InvalidParameterError(f"{path}: cannot be imported as a Python file; TARGET is {_FORMS}")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickles look a class's module up there.
+    sys.modules[name] = module
+    with users_own_errors(f"while {path} was imported"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _module_named(name: str) -> ModuleType:
+    # As with `python -m`: modules in the current folder are found.
+    sys.path.insert(0, str(Path.cwd()))
+    with users_own_errors(f"while {name} was imported"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+                raise InvalidParameterError(
+                    f"there is no module {error.name!r}, here or among the installed packages; TARGET is {_FORMS}"
+                ) from None
+            raise
+        except (TypeError, ValueError):
+            # Names such as "..models" or "".
+            raise InvalidParameterError(f"{name!r} is no module's name; TARGET is {_FORMS}") from None
+
+
+def _function_of(module: ModuleType, name: str, text: str) -> Callable[..., Any]:
+    function = getattr(module, name, None)
+    if callable(function):
+        return function  # type: ignore[no-any-return]  # callable() does not say what it returns
+    if function is not None:
+        raise InvalidParameterError(f"{text}: {name!r} is a {type(function).__name__}, not a function")
+    functions = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+    near = difflib.get_close_matches(name, functions, n=3) or sorted(functions)[:6]
+    there = f"; there is {', '.join(near)}" if near else ""
+    raise InvalidParameterError(f"{text}: the module has no function {name!r}{there}")
+
+
+def _check_arguments(function: Callable[..., Any], name: str, keywords: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**keywords)
+    except TypeError as error:
+        takes = ", ".join(str(parameter) for parameter in signature.parameters.values()) or "no arguments"
+        raise InvalidParameterError(f"{name}() cannot be called with these --arg: {error}; it takes {takes}") from None
+
+
+def _checked(result: Any, text: str) -> Target:
+    import torch
+    from torch import nn
+
+    if not isinstance(result, tuple) or not 2 <= len(result) <= len(Target._fields):
+        raise InvalidParameterError(
+            f"{text} must return (model, batch) or (model, batch, loss); got {shown(result)}"
+            + (f" of {len(result)}" if isinstance(result, tuple) else "")
+        )
+    target = Target(*result)
+    if not isinstance(target.model, nn.Module):
+        raise InvalidParameterError(
+            f"{text} must return a torch.nn.Module first, as in (model, batch); got {shown(target.model)}"
+        )
+    if target.loss is not None and not callable(target.loss):
+        raise InvalidParameterError(
+            f"{text} must return a function of the model's output as its loss, or none; got {shown(target.loss)}"
+        )
+    if target.optimizer is not None and not isinstance(target.optimizer, torch.optim.Optimizer):
+        raise InvalidParameterError(f"{text} must return a torch optimizer fourth; got {shown(target.optimizer)}")
+    return target

@@ -1,0 +1,46 @@
+"""``memfit verify``: try a plan on a TARGET against the plain step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memfit.cli.exit_codes import CHECK_DID_NOT_HOLD
+from memfit.cli.options import Arguments, AsJson, TargetText
+from memfit.cli.output import console, print_json
+
+
+def verify(
+    target: TargetText,
+    file: Annotated[Path, typer.Argument(help="A plan, as `memfit plan` writes it.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Save the verification to this file.", show_default=False)
+    ] = None,
+    arg: Arguments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try a plan: gradients, peak and time against the plain step. Exits 1 where something does not hold.
+
+    [dim]memfit verify memfit.models:gpt plan.json[/]
+    """
+    from memfit.cli.stages import target_to_run, verified
+    from memfit.graph.plan import Plan
+    from memfit.graph.verification_file import verification_document
+
+    plan = Plan.load(file)
+    verification = verified(target_to_run(target, arg), plan)
+    if output is not None:
+        verification.save(output)
+    if as_json:
+        print_json(verification_document(verification))
+    else:
+        from memfit.report.step_tables import verification_summary
+
+        screen = console()
+        screen.print(verification_summary(verification))
+        if output is not None:
+            screen.print(f"Saved to {output}.", markup=False, soft_wrap=True)
+    if not verification.holds:
+        raise typer.Exit(CHECK_DID_NOT_HOLD)

@@ -1,0 +1,177 @@
+"""Profiles, plans, frontiers and verifications of real steps as terminal tables. Nothing is decided here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memfit.graph.model_profile import ModelProfile
+from memfit.graph.names import is_within
+from memfit.graph.plan import Decision, FrontierPoint, Plan
+from memfit.graph.verification import Verification
+from memfit.report.layer_table import MOST_ROWS, format_flops
+from memfit.units import format_bytes
+
+
+def format_seconds(seconds: float) -> str:
+    """Return ``seconds`` for a reader, in ms or μs where that is closer: "12.3 ms"."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} μs"
+
+
+def format_overhead(overhead: float | None) -> str:
+    """Return a share of the plain step with its sign: "+3.1%"."""
+    return "unknown" if overhead is None else f"{100 * overhead:+.1f}%"
+
+
+def profile_table(profile: ModelProfile, *, title: str) -> Table:
+    """Return one row per block: what it holds for the backward pass, and what its forward pass costs."""
+    table = _table(title)
+    table.add_column("block", overflow="ellipsis")
+    table.add_column("type", no_wrap=True)
+    table.add_column("holds", justify="right", no_wrap=True)
+    table.add_column("cost", justify="right", no_wrap=True)
+    for block in profile.blocks[:MOST_ROWS]:
+        layer = block.layer
+        cells = (format_bytes(layer.activation_size_bytes), format_flops(layer.recompute_flops))
+        table.add_row(Text(block.path), str(layer.layer_type), *cells)
+    if len(profile.blocks) > MOST_ROWS:
+        table.caption = f"… and {len(profile.blocks) - MOST_ROWS} blocks more; --json has all"
+    return table
+
+
+def profile_summary(profile: ModelProfile) -> Padding:
+    """Return the step in a few lines: memory, time, ops, device."""
+    outside = {value.storage: value.num_bytes for value in profile.values if value.op_index is None}
+    return _grid(
+        {
+            "peak": f"{format_bytes(profile.peak_bytes)}, {format_bytes(sum(outside.values()))} of it there before "
+            "the step (weights, batch)",
+            "step": format_seconds(profile.step_seconds),
+            "ops": f"{len(profile.ops)} ops, {len(profile.values)} values, {len(profile.blocks)} blocks",
+            "measured": f"on {profile.device}, {profile.measured_with}",
+        }
+    )
+
+
+def plan_table(profile: ModelProfile, plan: Plan, *, title: str) -> Table:
+    """Return one row per block: how many of its bytes for the backward pass are saved and recomputed."""
+    table = _table(title)
+    table.add_column("block", overflow="ellipsis")
+    for heading in ("saved", "recomputed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    shown = profile.blocks[:MOST_ROWS]
+    bytes_of = _bytes_by_block(profile, plan, [block.path for block in shown])
+    for path, counted in bytes_of.items():
+        cells = (format_bytes(counted[decision]) for decision in (Decision.SAVE, Decision.RECOMPUTE))
+        table.add_row(Text(path), *cells)
+    if len(profile.blocks) > MOST_ROWS:
+        table.caption = f"… and {len(profile.blocks) - MOST_ROWS} blocks more"
+    return table
+
+
+def plan_summary(profile: ModelProfile, plan: Plan) -> Padding:
+    """Return the plan in a few lines: memory, time, values, and for a budget how good the plan is."""
+    dropped = sum(decision is Decision.RECOMPUTE for decision in plan.decisions.values())
+    saved_share = 1 - plan.predicted_peak_bytes / profile.peak_bytes if profile.peak_bytes else 0.0
+    lines = {
+        "peak": f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(profile.peak_bytes)} "
+        f"({100 * saved_share:.1f}% less)",
+        "time": f"{format_overhead(plan.predicted_overhead)} ({format_flops(plan.recompute_flops)} again)",
+        "values": f"{dropped} of {len(plan.decisions)} recomputed",
+    }
+    if plan.budget_bytes is not None:
+        lines["budget"] = format_bytes(plan.budget_bytes)
+        lines["optimality"] = f"at most {100 * plan.optimality_gap:.2g}% of the step slower than the best possible plan"
+    return _grid(lines)
+
+
+def frontier_table(profile: ModelProfile, points: Sequence[FrontierPoint], *, title: str) -> Table:
+    """Return one row per plan, from the fastest to the smallest."""
+    table = _table(title)
+    for heading in ("peak", "of plain", "time", "values recomputed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for point in points:
+        dropped = sum(decision is Decision.RECOMPUTE for decision in point.plan.decisions.values())
+        share = point.peak_bytes / profile.peak_bytes if profile.peak_bytes else 1.0
+        table.add_row(format_bytes(point.peak_bytes), f"{share:.1%}", format_overhead(point.overhead), str(dropped))
+    return table
+
+
+def verification_summary(verification: Verification) -> Padding:
+    """Return what was measured in a few lines, each with its verdict."""
+    lines: dict[str, str | Text] = {"gradients": _gradients_in_words(verification)}
+    plain = verification.plain_peak_bytes
+    instead = "the plain step does not fit" if plain is None else f"{format_bytes(plain)} plain"
+    predicted = f"{format_bytes(verification.predicted_peak_bytes)} predicted"
+    lines["peak"] = f"{format_bytes(verification.peak_bytes)} ({instead}, {predicted})"
+    if verification.budget_bytes is not None:
+        within = verification.within_budget
+        verdict = "within" if within else "over"
+        lines["budget"] = Text(
+            f"{verdict} {format_bytes(verification.budget_bytes)}", style="green" if within else "bold red"
+        )
+    lines["time"] = _time_in_words(verification)
+    lines["measured"] = f"on {verification.device_name}, torch {verification.torch_version}, " + (
+        f"medians of {verification.num_rounds} rounds in turns"
+    )
+    return _grid(lines)
+
+
+def _gradients_in_words(verification: Verification) -> Text:
+    if verification.gradients_equal is None:
+        return Text("not compared, because the plain step does not fit the device", style="yellow")
+    if verification.gradients_equal:
+        return Text("equal, bit for bit", style="green")
+    words = f"largest relative error {verification.max_gradient_error:.2g}"
+    if verification.gradients_hold:
+        return Text(f"{words}; the plain step differs from itself by {verification.plain_gradient_error:.2g}")
+    names = ", ".join(verification.differing_parameters[:3])
+    return Text(f"{len(verification.differing_parameters)} differ ({names}), {words}", style="bold red")
+
+
+def _time_in_words(verification: Verification) -> str:
+    words = f"{format_seconds(verification.step_seconds)} a step"
+    if verification.plain_step_seconds is None or verification.overhead_quartiles is None:
+        return words
+    low, high = verification.overhead_quartiles
+    return (
+        f"{words}, {format_overhead(verification.overhead)} on {format_seconds(verification.plain_step_seconds)} "
+        f"(middle half of the rounds {format_overhead(low)} to {format_overhead(high)})"
+    )
+
+
+def _bytes_by_block(profile: ModelProfile, plan: Plan, paths: Sequence[str]) -> dict[str, Counter[Decision]]:
+    """Return how many bytes that autograd saved in each block have which decision; a storage counts once."""
+    counted: dict[str, Counter[Decision]] = {path: Counter() for path in paths}
+    seen: set[int] = set()
+    for value in profile.values:
+        decision = plan.decisions.get(value.name)
+        if decision is None or not value.is_saved or value.storage in seen or value.op_index is None:
+            continue
+        seen.add(value.storage)
+        module = profile.ops[value.op_index].module or ""
+        for path in paths:
+            if is_within(module, path):
+                counted[path][decision] += value.num_bytes
+    return counted
+
+
+def _table(title: str) -> Table:
+    return Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=True)
+
+
+def _grid(lines: Mapping[str, str | Text]) -> Padding:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for name, words in lines.items():
+        grid.add_row(name, words if isinstance(words, Text) else Text(words))
+    return Padding(grid, (0, 0, 0, 1))
