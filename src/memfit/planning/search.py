@@ -6,7 +6,8 @@ enumerated, and their frontier is exact. Else the candidates are, in turn:
 1. what others would do (``known_rules``),
 2. the corners of the hull for a price per byte (``sweep``), with several tilts,
 3. segments with held borders (``segments``), for budgets near the lowest,
-4. sweeps again, with the borders of the best segments held: between a plan of the lowest memory and the hull.
+4. sweeps again, with the borders of the best segments held: between a plan of the lowest memory and the hull,
+5. where the step is small enough to try: the best so far with one value decided otherwise, a few times over.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from memfit.planning.sweep import swept_cuts
 from memfit.planning.trade_off import TradeOff
 
 # How many cuts a step of one op could pay for; a step of 20,000 ops gets 20,000 times fewer, within the limits below.
-_EFFORT_OPS = 1_200_000
-_LEAST_CUTS, _MOST_CUTS = 100, 800
+_EFFORT_OPS = 600_000
+_LEAST_CUTS, _MOST_CUTS = 100, 400
 # How much dearer the first value of the step is than the last; the share of the cuts that each gets.
 _TILTS = ((0.03, 0.4), (0.5, 0.1), (3.0, 0.1))
 _ANCHORED_TILTS = (0.5, 3.0)
+# How many plans that differ in one value are tried in all, and from how many plans they start in each round.
+_MOST_FLIPS, _NUM_FLIP_ROUNDS, _NUM_FLIP_STARTS = 10_000, 6, 16
 
 
 def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> TradeOff:
@@ -45,7 +48,18 @@ def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = fro
         cuts = swept_cuts(step, graph, tilt=tilt, most_cuts=int(num_cuts * share))
         trade_off.add_all(cut.recomputed for cut in cuts)
     _add_segmented(trade_off, num_cuts - int(num_cuts * sum(share for _, share in _TILTS)))
+    if len(matter) * _NUM_FLIP_ROUNDS * _NUM_FLIP_STARTS <= _MOST_FLIPS:
+        for number in range(_NUM_FLIP_ROUNDS):
+            _add_flipped(trade_off, matter, number)
     return trade_off
+
+
+def _add_flipped(trade_off: TradeOff, matter: list[int], round_number: int) -> None:
+    """Try single changes to plans spread evenly over the frontier, to others in each round."""
+    best = trade_off.frontier()
+    stride = max(len(best) // _NUM_FLIP_STARTS, 1)
+    for start in best[round_number % stride :: stride]:
+        trade_off.add_all(start.recomputed ^ {value} for value in matter)
 
 
 def _add_segmented(trade_off: TradeOff, num_cuts: int) -> None:

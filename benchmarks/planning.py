@@ -1,0 +1,143 @@
+"""How long planning takes and how far plans can be from the fastest possible.
+
+    python benchmarks/planning.py [--json benchmarks/results/planning.json]
+
+Times are of one whole call of plan() on a profile in memory, the best of several on one core, for Llamas of 500 to
+20,000 ops (forward and backward) and for chains whose blocks are all alike. The growth exponent is the slope from one
+size to the next: 1 is linear. Gaps are what frontier() reports at eight peaks between the smallest and the plain
+step's, as a share of the step, for five families at real sizes (``tests/planning/model_families.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from rich.console import Console
+from rich.table import Table
+from tests.planning.model_families import FAMILIES, chain, llama
+
+import memfit
+from memfit.planning.planner import frontier, plan
+from memfit.planning.simulator import judged
+from memfit.planning.step import Step
+from memfit.units import format_bytes
+
+NUMS_OPS = (500, 1_000, 2_000, 5_000, 10_000, 20_000)
+NUM_BUDGETS = 8
+
+
+def llama_of(num_ops: int):
+    """Return a Llama of about that many ops; a block has 45 of the forward pass, and as many of backward."""
+    return llama(num_blocks=max(num_ops // 90, 1))
+
+
+def chain_of(num_ops: int):
+    return chain(num_layers=num_ops // 2)
+
+
+def plan_seconds(profile: memfit.ModelProfile) -> tuple[float, float]:
+    """Return the seconds of one plan half way between the parameters and the plain peak, and of one simulation."""
+    step = Step(profile)
+    budget = (step.resident_bytes + judged(step, set()).peak_bytes) // 2
+    everything = step.recomputed_of(set(step.plannable))
+    planning, judging = [], []
+    for _ in range(3 if len(profile.ops) <= 5_000 else 1):
+        start = time.perf_counter()
+        plan(profile, budget=budget)
+        planning.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        judged(step, everything)
+        judging.append(time.perf_counter() - start)
+    return min(planning), min(judging)
+
+
+def measure_times() -> dict[str, list[dict[str, float]]]:
+    results: dict[str, list[dict[str, float]]] = {}
+    for label, make in (("llama", llama_of), ("chain", chain_of)):
+        rows: list[dict[str, float]] = []
+        for num_ops in NUMS_OPS:
+            profile = make(num_ops)
+            seconds, simulation_seconds = plan_seconds(profile)
+            row = {"num_ops": len(profile.ops), "plan_seconds": seconds, "simulation_seconds": simulation_seconds}
+            if rows:
+                row["growth_exponent"] = math.log(seconds / rows[-1]["plan_seconds"]) / math.log(
+                    row["num_ops"] / rows[-1]["num_ops"]
+                )
+            rows.append(row)
+        results[label] = rows
+    return results
+
+
+def measure_gaps() -> dict[str, dict[str, object]]:
+    results: dict[str, dict[str, object]] = {}
+    for family, make in FAMILIES.items():
+        points = frontier(make(), points=NUM_BUDGETS + 2)
+        results[family] = {
+            "plain_peak_bytes": points[0].peak_bytes,
+            "smallest_peak_bytes": points[-1].peak_bytes,
+            "points": [
+                {"peak_bytes": p.peak_bytes, "overhead": p.overhead, "optimality_gap": p.plan.optimality_gap}
+                for p in points[1:]
+            ],
+        }
+    return results
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time plans into a budget and bound their distance from the best.")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    arguments = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    results = {
+        "machine": f"{processor()}, one core, {platform.system()}",
+        "versions": {
+            "memfit": memfit.__version__,
+            "python": platform.python_version(),
+            "numpy": version("numpy"),
+            "scipy": version("scipy"),
+        },
+        "times": measure_times(),
+        "gaps": measure_gaps(),
+    }
+    show(results)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def show(results: dict) -> None:
+    console = Console()
+    for label, rows in results["times"].items():
+        table = Table("ops", "plan", "one simulation", "growth exponent", title=f"{label} ({results['machine']})")
+        for row in rows:
+            growth = f"{row['growth_exponent']:.2f}" if "growth_exponent" in row else ""
+            judging = f"{1000 * row['simulation_seconds']:.1f} ms"
+            table.add_row(f"{row['num_ops']:,}", f"{row['plan_seconds']:.2f} s", judging, growth)
+        console.print(table)
+    table = Table("family", "peak", "overhead", "optimality gap", title="Plans between the plain step and the smallest")
+    for family, row in results["gaps"].items():
+        for point in row["points"]:
+            shares = f"{point['overhead']:.2%}", f"{point['optimality_gap']:.2%}"
+            table.add_row(family, format_bytes(point["peak_bytes"]), *shares)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
