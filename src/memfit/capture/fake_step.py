@@ -1,6 +1,6 @@
 """Profiles a step without running it: fake tensors have shapes and types, and neither numbers nor memory.
 
-Times are estimates, from a roofline that is measured on the device. Kernels do not run, so that their workspaces are not
+Times are estimates, from a roofline that is measured on the device. Kernels do not run, so their workspaces are not
 known. Nothing is tried with the engine, so values are believed to come back bit for bit.
 """
 
