@@ -71,3 +71,14 @@ class Hoards(Chain):
             # Through the graph it lives as long as what autograd saves.
             return super().forward(x) + 0 * torch.ones(self.extra_bytes // 4, requires_grad=True).square().sum()
         return super().forward(x)
+
+
+class InterruptedUnderAPlan(Chain):
+    """Ctrl-C in the middle of the planned step, once told to."""
+
+    is_armed = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_armed and self.is_planned():
+            raise KeyboardInterrupt
+        return super().forward(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.verification.odd_models import Chain, DoublesUnderAPlan, Hoards
+from tests.verification.odd_models import Chain, DoublesUnderAPlan, Hoards, InterruptedUnderAPlan
 
 import memfit
 from memfit.fitting import fit
@@ -130,3 +130,18 @@ def test_a_model_on_two_devices_is_refused_with_both_named() -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(memfit.InvalidParameterError, match=r"model is a torch.nn.Module, got function"):
         fit(lambda x: x, batch(), budget="1GiB")
+
+
+def test_after_ctrl_c_in_the_planned_step_the_model_is_as_it_was() -> None:
+    class ArmsTheModel(Stages):
+        def stage(self, name: str, num_steps: int | None = None) -> None:
+            model.is_armed = name.startswith("comparing")
+
+    model = InterruptedUnderAPlan()
+    minimum_bytes = peaks_of(model)[1]
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, batch(), budget=minimum_bytes, progress=ArmsTheModel())
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,0 +1,232 @@
+"""What newcomers get wrong: each a line that says what to do, an exit code, and no trace."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import TINY
+from tests.cli.running import memfit
+
+from memfit.errors import MemfitError
+
+GPT = "memfit.models:gpt"
+PREAMBLE = """
+import torch
+from torch import nn
+
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)])
+
+    def forward(self, x):
+        return self.blocks(x)
+
+"""
+
+
+def assert_one_line(result: tuple[int, str, str], code: int, pattern: str) -> None:
+    found, shown, errors = result
+    assert (found, shown) == (code, "")
+    assert errors.count("\n") == 1
+    assert "Traceback" not in errors
+    assert re.search(pattern, errors), errors
+
+
+@pytest.mark.parametrize(
+    ("target", "pattern"),
+    [
+        ("gpt", "'gpt' is no TARGET; write package.module:function or path/file.py:function"),
+        ("memfit.models:", "'memfit.models:' is no TARGET"),
+        ("memfit.modles:gpt", "there is no module 'memfit.modles'"),
+        ("nowhere:gpt", "there is no module 'nowhere', here or among the installed packages"),
+        ("..:gpt", "is no module's name"),
+        ("memfit.models:gtp", "the module has no function 'gtp'; there is gpt"),
+        ("memfit.models:__all__", "'__all__' is a list, not a function"),
+        ("missing/train.py:build", "missing/train.py: there is no such file"),
+    ],
+)
+def test_a_target_that_is_not_there(target: str, pattern: str) -> None:
+    assert_one_line(memfit("profile", target), 2, pattern)
+
+
+@pytest.mark.parametrize(
+    ("source", "pattern"),
+    [
+        ("def build():\n    return 3\n", r"must return \(model, batch\) or \(model, batch, loss\); got 3 \(int\)"),
+        ("def build():\n    return ()\n", r"got \(\) \(tuple\) of 0"),
+        ("def build():\n    return 1, 2\n", r"must return a torch.nn.Module first, as in \(model, batch\); got 1"),
+        (
+            PREAMBLE + "def build():\n    return Chain(), torch.ones(2, 8), 0.5\n",
+            "must return a function of the model's output as its loss, or none; got 0.5",
+        ),
+        (
+            PREAMBLE + "def build():\n    return Chain(), torch.ones(2, 8), None, 'adam'\n",
+            "must return a torch optimizer fourth; got 'adam'",
+        ),
+        (
+            "def build():\n    return 1 / 0\n",
+            r"train.py, line 2, in build \(return 1 / 0\): ZeroDivisionError: division",
+        ),
+        (
+            "x = 1\nimport nothing_like_it\n",
+            r"was imported: .*train.py, line 2, .*ModuleNotFoundError: No module named",
+        ),
+        ("def build(:\n", r"train.py, line 1: SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)\n", r"it called sys.exit\(3\); let the function return instead"),
+        ("def build(layers):\n    return layers\n", "missing a required argument: 'layers'; it takes layers"),
+        (
+            PREAMBLE + "def build():\n    return Chain(), torch.ones(2, 9)\n",
+            r"while the model ran: .*train.py, line 11, in forward \(return self.blocks\(x\)\): RuntimeError: mat1 and",
+        ),
+        (
+            PREAMBLE + "def build():\n    return nn.Linear(8, 8), torch.ones(2, 9)\n",
+            "while the model ran: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        ),
+        (
+            PREAMBLE + "def build():\n    return Chain(), torch.ones(2, 8), lambda output: output\n",
+            r"the loss is a tensor of shape \(2, 8\); it must be a tensor with one element",
+        ),
+        (
+            PREAMBLE + "def build():\n    return Chain(), torch.ones(2, 8), lambda output: 3.0\n",
+            "the loss is a float; it must be a tensor with one element",
+        ),
+        (
+            PREAMBLE + "def build():\n    model = Chain()\n    model.blocks[0].to('meta')\n    return model, 1\n",
+            "has parameters on cpu and meta; a budget is for one device",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["profile", "fit"])
+def test_a_target_that_goes_wrong_is_shown_as_the_users(
+    target_file: Callable[[str], str], command: str, source: str, pattern: str
+) -> None:
+    options = ["--budget", "1MiB"] if command == "fit" else []
+    assert_one_line(memfit(command, target_file(source) + ":build", *options), 2, pattern)
+
+
+def test_debug_shows_the_trace_of_the_users_error(target_file: Callable[[str], str]) -> None:
+    path = target_file("def build():\n    return 1 / 0\n")
+    with pytest.raises(MemfitError) as caught:
+        memfit("--debug", "profile", f"{path}:build")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("argument", "pattern"),
+    [
+        ("layers", "--arg is name=value, such as --arg layers=12; got 'layers'"),
+        ("=3", "--arg is name=value"),
+        (
+            "depth=3",
+            r"gpt\(\) cannot be called with these --arg: got an unexpected keyword argument 'depth'; it takes layers",
+        ),
+        ("layers=many", "layers must be a whole number, at least 1; got 'many'"),
+        ("layers=0", "layers must be a whole number, at least 1"),
+    ],
+)
+def test_an_argument_that_cannot_be(argument: str, pattern: str) -> None:
+    assert_one_line(memfit("profile", GPT, "--arg", argument), 2, pattern)
+
+
+def test_an_argument_given_twice() -> None:
+    assert_one_line(memfit("profile", GPT, "--arg", "layers=1", "--arg", "layers=2"), 2, "--arg layers is given twice")
+
+
+@pytest.mark.parametrize(
+    ("budget", "code", "pattern"),
+    [
+        ("20 bananas", 2, "'20 bananas' is not a size; write a number and a unit"),
+        ("-1GiB", 2, "'-1GiB' is not a size"),
+        ("7", 2, "a share of the device's memory above 0 and at most 1 .* got '7'"),
+        ("0", 2, "got '0'"),
+        ("nan", 2, "got 'nan'"),
+        ("1kB", 1, r"no plan keeps this step within 1000 B .*The smallest peak found is \d+ bytes"),
+    ],
+)
+def test_a_budget_that_cannot_be(budget: str, code: int, pattern: str) -> None:
+    assert_one_line(memfit("fit", GPT, *TINY, f"--budget={budget}"), code, pattern)
+
+
+@pytest.mark.parametrize("command", ["plan", "verify", "frontier", "report"])
+def test_a_file_cut_in_half_says_where(tmp_path: Path, command: str) -> None:
+    whole, half = tmp_path / "whole.json", tmp_path / "half.json"
+    memfit("profile", GPT, *TINY, "-o", str(whole))
+    if command == "verify":
+        memfit("plan", str(whole), "--strategy", "full", "-o", str(whole))
+    text = whole.read_text(encoding="utf-8")
+    half.write_text(text[: len(text) // 2], encoding="utf-8")
+    arguments = {
+        "plan": ["plan", str(half), "--strategy", "full"],
+        "verify": ["verify", GPT, str(half), *TINY],
+        "frontier": ["frontier", str(half)],
+        "report": ["report", str(half), "--html", str(tmp_path / "page.html")],
+    }[command]
+    assert_one_line(memfit(*arguments), 2, r"half.json: line \d+, column \d+: not JSON")
+
+
+def test_a_plan_for_another_model_is_refused(tmp_path: Path) -> None:
+    profile, plan = str(tmp_path / "profile.json"), str(tmp_path / "plan.json")
+    memfit("profile", GPT, *TINY, "-o", profile)
+    memfit("plan", profile, "--strategy", "full", "-o", plan)
+    assert_one_line(memfit("verify", GPT, plan, *TINY, "--arg", "vocabulary=7"), 2, "this plan is for another model")
+
+
+def test_a_check_that_does_not_hold_exits_1_and_shows_why(tmp_path: Path, target_file: Callable[[str], str]) -> None:
+    target = target_file(
+        PREAMBLE
+        + """
+class Differs(Chain):
+    def forward(self, x):
+        planned = any("forward" in vars(module) for module in self.modules())
+        return self.blocks(x).sum() * (2 if planned else 1)
+
+def build():
+    return Differs(), torch.ones(2, 8)
+"""
+    )
+    profile, plan = str(tmp_path / "profile.json"), str(tmp_path / "plan.json")
+    assert memfit("profile", f"{target}:build", "-o", profile)[0] == 0
+    memfit("plan", profile, "--strategy", "full", "-o", plan)
+    code, shown, _ = memfit("verify", f"{target}:build", plan)
+    assert code == 1
+    assert "6 differ (blocks.0.0.weight, blocks.0.0.bias, blocks.1.0.weight)" in shown
+
+
+def test_ctrl_c_in_the_middle_exits_130_with_one_line(tmp_path: Path, target_file: Callable[[str], str]) -> None:
+    target = target_file(
+        PREAMBLE
+        + """
+import os, signal
+
+class Interrupted(Chain):
+    num_calls = 0
+
+    def forward(self, x):
+        Interrupted.num_calls += 1
+        if Interrupted.num_calls == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return self.blocks(x)
+
+def build():
+    return Interrupted(), torch.ones(2, 8)
+"""
+    )
+    output = tmp_path / "profile.json"
+    command = [sys.executable, "-c", "from memfit.cli.main import run; run()"]
+    done = subprocess.run(
+        [*command, "profile", f"{target}:build", "-o", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 130
+    assert done.stderr == "error: interrupted; the model was put back as it was, and no file is half written\n"
+    assert not output.exists()
