@@ -45,9 +45,10 @@ def test_gap_is_at_most_one_percent_of_the_step_at_eight_budgets(family: str) ->
     assert max(point.plan.optimality_gap for point in between) <= 0.01
 
 
-def test_gap_of_unet_is_at_most_one_percent_down_to_three_quarters_of_its_peak() -> None:
+def test_gap_of_unet_is_at_most_one_percent_down_to_two_thirds_of_its_peak() -> None:
     points = frontier(unet(), points=40)
-    in_range = [point for point in points[1:] if point.peak_bytes >= 0.75 * points[0].peak_bytes]
+    # Below, the bound sees one time of the step at once and not what a burst of replays takes: it is loose there.
+    in_range = [point for point in points[1:] if 3 * point.peak_bytes >= 2 * points[0].peak_bytes]
     assert len(in_range) >= 8
     assert max(point.plan.optimality_gap for point in in_range) <= 0.01
 
