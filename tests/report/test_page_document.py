@@ -177,7 +177,7 @@ def test_strategies_are_marked_where_the_simulator_puts_them() -> None:
     profile = gpt(num_blocks=8)
     marks = {mark.label: mark for mark in strategy_marks(profile)}
     # Blocks of no known kind: attention and feed-forward choose none of them, which is no mark of its own.
-    assert list(marks) == ["save everything", "every 4th block", "every 2nd block", "√n blocks", "every block (full)"]
+    assert list(marks) == ["save everything", "every block (full)", "every 4th block", "every 2nd block", "√n blocks"]
     assert marks["save everything"] == Mark("save everything", simulate(profile, set()).peak_bytes, 0.0)
     assert marks["every block (full)"].peak_bytes < marks["every 2nd block"].peak_bytes
     fastest_within = min(

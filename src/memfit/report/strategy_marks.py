@@ -10,13 +10,14 @@ from memfit.planning.step import Step
 from memfit.report.page_data import Mark
 from memfit.report.plan_effect import recomputed_values
 
+# Of strategies that choose the same blocks the first gives the name: attention is in every block of most transformers.
 _STRATEGIES: dict[str, LayerStrategy] = {
+    "every block (full)": Full(),
     "every 4th block": EveryNthLayer(4),
     "every 2nd block": EveryNthLayer(2),
     "√n blocks": SqrtLayers(),
     "attention blocks": AttentionOnly(),
     "feed-forward blocks": FfnOnly(),
-    "every block (full)": Full(),
 }
 
 
