@@ -1,11 +1,10 @@
-"""Runs a step in turns, plain and by a plan, each time from the same state."""
+"""Runs a step in several ways in turns, each time from the same state."""
 
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -15,11 +14,16 @@ from memfit.capture.devices import device_of
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.recorded_runs import no_garbage_collection, record_step
 from memfit.capture.step import TrainingStep
-from memfit.graph.plan import Plan
-from memfit.runtime.apply import apply
+from memfit.progress import Progress
 from memfit.runtime.forward_wrapping import WrappedForward
 from memfit.runtime.ledger import peak_of
 from memfit.verification.gradients import Gradients, gradients_of
+from memfit.verification.ways import Way
+
+# Enough rounds for quartiles to mean something; more where steps are short, up to this many seconds of them.
+_FEWEST_ROUNDS = 5
+_MOST_ROUNDS = 25
+_TIMING_SECONDS = 4.0
 
 
 class Measured(NamedTuple):
@@ -30,7 +34,7 @@ class Measured(NamedTuple):
 
 
 class Trials:
-    """Runs of one training step that leave everything as it was, each by a plan, or plain where the plan is None."""
+    """Runs of one training step that leave everything as it was."""
 
     def __init__(self, step: TrainingStep, *, plain_fits: bool = True) -> None:
         self._step = step
@@ -43,27 +47,42 @@ class Trials:
         """Return what all runs go inside: afterwards the optimizer knows of none of them."""
         return self._state.kept_optimizer()
 
-    def warm_up(self, plan: Plan | None) -> None:
+    def warm_up(self, way: Way) -> None:
         """Run the step once, so that later runs find caches filled and kernels chosen."""
-        with self._state.kept(), _by(plan, self._step.model):
+        with self._state.kept(), way(self._step.model):
             self._step.run()
 
-    def measured(self, plan: Plan | None) -> Measured:
+    def measured(self, way: Way) -> Measured:
         """Return the peak and the gradients of a run."""
         held = self._tensors_from_outside()
-        with self._state.kept(), _by(plan, self._step.model):
+        with self._state.kept(), way(self._step.model):
             with no_garbage_collection():
                 peak_bytes = peak_of(self._step.run, self.device, held)
             return Measured(peak_bytes, gradients_of(self._step))
 
-    def seconds(self, plan: Plan | None) -> float:
+    def seconds(self, way: Way) -> float:
         """Return how long a run takes."""
-        with self._state.kept(), _by(plan, self._step.model):
+        with self._state.kept(), way(self._step.model):
             wait_for(self.device)
             begin = time.perf_counter()
             self._step.run()
             wait_for(self.device)
             return time.perf_counter() - begin
+
+    def seconds_in_turns(self, ways: Sequence[Way], progress: Progress) -> list[list[float]]:
+        """Return the seconds of each way's runs. Rounds run all ways, in turning order, so that drifts cancel out."""
+        progress.stage("timing", num_steps=None)
+        round_seconds = sum(self.seconds(way) for way in ways)
+        num_rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, int(_TIMING_SECONDS / max(round_seconds, 1e-9))))
+        progress.stage("timing", num_steps=num_rounds * len(ways))
+        seconds: list[list[float]] = [[] for _ in ways]
+        places = list(range(len(ways)))
+        for _ in range(num_rounds):
+            for place in places:
+                seconds[place].append(self.seconds(ways[place]))
+                progress.advance()
+            places.reverse()
+        return seconds
 
     def _tensors_from_outside(self) -> list[Tensor]:
         """Return what the ledger must count from the start, such as targets that only the loss knows.
@@ -90,12 +109,3 @@ def plans_set_aside(model: nn.Module) -> Iterator[None]:
     finally:
         for forward, runner in wrapped:
             forward.runner = runner
-
-
-def _by(plan: Plan | None, model: nn.Module) -> AbstractContextManager[object]:
-    if plan is None:
-        return nullcontext()
-    with warnings.catch_warnings():
-        # That the plan changes nothing is for whoever applies it to hear, once.
-        warnings.simplefilter("ignore")
-        return apply(model, plan)

@@ -20,11 +20,7 @@ from memfit.units import format_bytes
 from memfit.verification.gradients import GradientDifference, difference_between
 from memfit.verification.machine import device_name
 from memfit.verification.trials import Measured, Trials, plans_set_aside
-
-# Enough rounds for quartiles to mean something; more where steps are short, up to this many seconds of them.
-_FEWEST_ROUNDS = 5
-_MOST_ROUNDS = 25
-_TIMING_SECONDS = 4.0
+from memfit.verification.ways import plain, planned
 
 
 def verify(
@@ -77,17 +73,17 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
     trials = Trials(step)
     with trials.kept_optimizer():
         progress.stage("comparing gradients and peaks", num_steps=5)
-        for way in (None, plan):
+        for way in (plain, planned(plan)):
             trials.warm_up(way)
             progress.advance()
         runs = []
-        for way in (None, plan, None):
+        for way in (plain, planned(plan), plain):
             runs.append(trials.measured(way))
             progress.advance()
         comparison = _Comparison(*runs)
-        plain_seconds, seconds = _timed_in_turns(trials, (None, plan), progress)
+        plain_seconds, seconds = trials.seconds_in_turns((plain, planned(plan)), progress)
     difference, noise = comparison.difference, comparison.noise
-    ratios = [planned / plain - 1 for plain, planned in zip(plain_seconds, seconds, strict=True)]
+    ratios = [ours / theirs - 1 for theirs, ours in zip(plain_seconds, seconds, strict=True)]
     return Verification(
         gradients_equal=not difference.names,
         max_gradient_error=difference.max_error,
@@ -108,11 +104,11 @@ def _planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verifi
     trials = Trials(step, plain_fits=False)
     with trials.kept_optimizer():
         progress.stage("measuring the peak", num_steps=2)
-        trials.warm_up(plan)
+        trials.warm_up(planned(plan))
         progress.advance()
-        planned = trials.measured(plan)
+        measured = trials.measured(planned(plan))
         progress.advance()
-        (seconds,) = _timed_in_turns(trials, (plan,), progress)
+        (seconds,) = trials.seconds_in_turns((planned(plan),), progress)
     return Verification(
         gradients_equal=None,
         max_gradient_error=None,
@@ -120,7 +116,7 @@ def _planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verifi
         plain_gradient_error=None,
         differing_parameters=(),
         plain_peak_bytes=None,
-        peak_bytes=planned.peak_bytes,
+        peak_bytes=measured.peak_bytes,
         plain_step_seconds=None,
         plain_step_quartiles_seconds=None,
         overhead=None,
@@ -141,22 +137,6 @@ def _planned_facts(plan: Plan, seconds: Sequence[float], trials: Trials) -> dict
         "torch_version": torch.__version__,
         "fingerprint": plan.fingerprint,
     }
-
-
-def _timed_in_turns(trials: Trials, ways: Sequence[Plan | None], progress: Progress) -> list[list[float]]:
-    """Return the seconds of each way's runs. Each round runs all ways, in turning order, so that drifts cancel out."""
-    progress.stage("timing", num_steps=None)
-    round_seconds = sum(trials.seconds(way) for way in ways)
-    num_rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, int(_TIMING_SECONDS / max(round_seconds, 1e-9))))
-    progress.stage("timing", num_steps=num_rounds * len(ways))
-    seconds: list[list[float]] = [[] for _ in ways]
-    places = list(range(len(ways)))
-    for _ in range(num_rounds):
-        for place in places:
-            seconds[place].append(trials.seconds(ways[place]))
-            progress.advance()
-        places.reverse()
-    return seconds
 
 
 def _quartiles(numbers: Sequence[float]) -> Quartiles:
