@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from memfit.runtime.torch_internals import keep_gpu_busy
+
 Call = Callable[[], object]
 
 _MIN_REPEATS = 3
@@ -109,7 +111,7 @@ class CudaClock:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.device(self._device):
             # Public in all but name: torch's own benchmarks pause a stream with it (2.11, 2.13).
-            torch.cuda._sleep(int(repeats * self._PAUSE_SECONDS_PER_LAUNCH * self._cycles_per_second))
+            keep_gpu_busy(int(repeats * self._PAUSE_SECONDS_PER_LAUNCH * self._cycles_per_second))
             begin.record()
             for _ in range(repeats):
                 call()

@@ -14,12 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
 
 from memfit.capture.devices import device_of, memory_bytes
 from memfit.capture.kept_state import KeptState
@@ -33,6 +27,12 @@ from memfit.errors import MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.call_arguments import tensors_in
 from memfit.runtime.fingerprint import fingerprint_of
+from memfit.runtime.torch_internals import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 
 
 def profile_of_fake_step(step: TrainingStep) -> ModelProfile:

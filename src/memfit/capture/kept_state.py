@@ -52,7 +52,7 @@ class KeptState:
             for leaf, gradient in gradients:
                 leaf.grad = gradient
             for leaf, content in contents:
-                if leaf.untyped_storage()._cdata != content.untyped_storage()._cdata:
+                if leaf.untyped_storage() is not content.untyped_storage():
                     leaf.data = content
             for snapshot in attributes:
                 snapshot.restore()

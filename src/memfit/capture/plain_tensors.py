@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
-from memfit.runtime.torch_internals import detached_alias
+from memfit.runtime.torch_internals import FakeTensor, detached_alias
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from memfit.runtime.torch_internals import OpOverload
+
 
 class Treatment(Enum):
     """What an op does to the storages it touches."""
@@ -128,7 +130,7 @@ def rule_for(op: Any) -> OpRule:
 
 def op_name(op: Any) -> str:
     """Return the name that plans use: namespace and op, without the overload ("aten.gelu")."""
-    if isinstance(op, torch._ops.OpOverload):
+    if isinstance(op, OpOverload):
         return f"{op.namespace}.{op._schema.name.partition('::')[2]}"
     return str(op)
 
@@ -143,7 +145,7 @@ def is_random(rule: OpRule, args: tuple[Any, ...]) -> bool:
 
 def _read_rule(op: Any) -> OpRule:
     name = op_name(op)
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, OpOverload):
         return OpRule(name, Treatment.OPAQUE)
     schema = op._schema
     written = tuple(
@@ -167,7 +169,7 @@ def _read_rule(op: Any) -> OpRule:
     )
 
 
-def _treatment(op: torch._ops.OpOverload[Any, Any], name: str, written: tuple[int | str, ...]) -> Treatment:
+def _treatment(op: OpOverload[Any, Any], name: str, written: tuple[int | str, ...]) -> Treatment:
     schema = op._schema
     returns_alias = any(result.alias_info is not None for result in schema.returns)
     if name in _UNDECLARED_VIEWS:
@@ -186,7 +188,7 @@ def _treatment(op: torch._ops.OpOverload[Any, Any], name: str, written: tuple[in
     return Treatment.PURE
 
 
-def _is_factory(op: torch._ops.OpOverload[Any, Any], name: str) -> bool:
+def _is_factory(op: OpOverload[Any, Any], name: str) -> bool:
     """A factory's result may be the canvas of a raw kernel that the dispatcher never sees, so it is not replayed."""
     takes_tensor = any("Tensor" in str(argument.type) for argument in op._schema.arguments)
     short_name = name.partition(".")[2]

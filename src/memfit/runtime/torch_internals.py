@@ -9,6 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PackHook = Callable[[torch.Tensor], Any]
@@ -44,6 +49,16 @@ def outer_saved_tensors_hooks() -> tuple[PackHook, UnpackHook] | None:
 def in_function_transform() -> bool:
     """Return whether a transform of torch.func is at work (grad, vmap, ...): those refuse saved-tensor hooks."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def negated_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor over the same storage whose numbers are the negatives of ``tensor``'s."""
+    return torch._neg_view(tensor)
+
+
+def keep_gpu_busy(num_cycles: int) -> None:
+    """Let the GPU spin, so that what is launched meanwhile runs back to back afterwards."""
+    torch.cuda._sleep(num_cycles)
 
 
 def detached_alias(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from memfit.runtime.torch_internals import negated_view
+
 if TYPE_CHECKING:
     from memfit.runtime.recipes import Recipe
     from memfit.runtime.regions import Region
@@ -52,7 +54,7 @@ def tensor_with(geometry: Geometry, base: Tensor) -> Tensor:
     if is_conj != tensor.is_conj():
         tensor = tensor.conj()
     if is_neg != tensor.is_neg():
-        tensor = torch._neg_view(tensor)
+        tensor = negated_view(tensor)
     return tensor
 
 
