@@ -21,7 +21,8 @@ def test_version_prints_and_exits() -> None:
 def test_help_lists_the_commands() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
-    assert {"plan", "demo"} <= set(result.stdout.split())
+    assert {"demo", "fit", "profile", "plan", "frontier", "verify", "report"} <= set(result.stdout.split())
+    assert "memfit fit memfit.models:gpt --arg layers=12 --budget 300MiB" in result.stdout
 
 
 def test_no_command_shows_the_help_and_counts_as_wrong_use() -> None:
@@ -29,8 +30,8 @@ def test_no_command_shows_the_help_and_counts_as_wrong_use() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_the_demo_compares_every_strategy_within_the_terminal(columns: int) -> None:
-    result = CliRunner().invoke(app, ["demo"], env={"COLUMNS": str(columns)})
+def test_the_layers_demo_compares_every_strategy_within_the_terminal(columns: int) -> None:
+    result = CliRunner().invoke(app, ["demo", "--layers"], env={"COLUMNS": str(columns)})
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert max(len(line) for line in lines) <= columns
@@ -65,16 +66,17 @@ def test_the_demo_compares_every_strategy_within_the_terminal(columns: int) -> N
     assert "The cheapest other strategy that needs no more memory is sqrt, with 55.6%." in words
 
 
-def test_the_demo_writes_its_files_where_asked(tmp_path: Path) -> None:
+def test_the_layers_demo_writes_its_files_where_asked(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
-    result = CliRunner().invoke(app, ["demo", "--out", str(out)])
+    result = CliRunner().invoke(app, ["demo", "--layers", "--out", str(out)])
     assert result.exit_code == 0
     assert load_layers(out / "layers.json") == gpt_layers()
     assert load_layer_plan(out / "plan.json").optimality_gap == 0.0
 
 
-def test_a_folder_that_cannot_be_made_exits_2(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [[], ["--layers"]])
+def test_a_folder_that_cannot_be_made_exits_2(tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "file").touch()
-    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file")])
+    result = CliRunner().invoke(app, ["demo", *options, "--out", str(tmp_path / "file")])
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {tmp_path / 'file'}: cannot be made a folder: ")

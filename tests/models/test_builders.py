@@ -44,9 +44,10 @@ def test_a_model_fits_halfway_to_the_smallest_peak_with_equal_gradients(name: st
     smallest_bytes = memfit.frontier(profile, points=8)[-1].peak_bytes
     assert smallest_bytes < profile.peak_bytes
     budget_bytes = (profile.peak_bytes + smallest_bytes) // 2
-    with memfit.fit(model, batch, budget=budget_bytes, loss=step_loss) as fitted:
-        assert fitted.verification.gradients_equal
-        assert fitted.verification.peak_bytes == fitted.plan.predicted_peak_bytes <= budget_bytes
+    plan = memfit.plan(profile, budget=budget_bytes)
+    verification = memfit.verify(model, plan, batch, loss=step_loss)
+    assert verification.gradients_equal
+    assert verification.peak_bytes == plan.predicted_peak_bytes <= budget_bytes
 
 
 @pytest.mark.parametrize("name", SMALL)

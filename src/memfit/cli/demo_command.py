@@ -1,63 +1,104 @@
-"""``memfit demo``: every strategy on a built-in list of layers."""
+"""``memfit demo``: the whole way on a built-in model, on the CPU, with the page."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.output import console
-from memfit.errors import PlanFileError
-from memfit.layers.examples import gpt_layers
-from memfit.layers.files import save_layer_plan, save_layers
-from memfit.layers.plan import build_checkpoint_plan
-from memfit.layers.strategies import (
-    AttentionOnly,
-    Budget,
-    EveryNthLayer,
-    FfnOnly,
-    Full,
-    LargestLayers,
-    LayerStrategy,
-    NoCheckpointing,
-    Selective,
-    SqrtLayers,
-)
+from memfit.cli.layers_demo import show_layers_demo
+from memfit.cli.options import AsJson
+from memfit.cli.output import console, make_folder, print_json
+from memfit.progress import progress_on_terminal
 
-_BUDGET_MIB = 1536
-_STRATEGIES: dict[str, LayerStrategy] = {
-    "none": NoCheckpointing(),
-    "every-nth:2": EveryNthLayer(2),
-    "selective:0.5": Selective(0.5),
-    "largest:4": LargestLayers(4),
-    "attention": AttentionOnly(),
-    "ffn": FfnOnly(),
-    "sqrt": SqrtLayers(),
-    "full": Full(),
-    "budget 1.5GiB": Budget(_BUDGET_MIB),
-}
+if TYPE_CHECKING:
+    from memfit.demonstration.demonstrating import Demonstration
+    from memfit.report.page_data import Mark
+
+_DEFAULT_FOLDER = Path("memfit-demo")
 
 
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option(help="Also write the layers and the budget's plan to this folder.", show_default=False),
+        typer.Option(help="The folder for the page, the profile and the plan.  [default: memfit-demo]"),
     ] = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Plan a list of layers with every strategy instead; needs no torch.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Plan the layers of a GPT-2 with every strategy, and compare what each one saves and costs."""
-    from memfit.report.layer_table import comparison_in_words, strategy_table
+    """Train a small GPT saved whole, at three budgets and fully checkpointed, and say what was won.
 
-    layers = gpt_layers()
-    plans = {label: build_checkpoint_plan(layers, strategy) for label, strategy in _STRATEGIES.items()}
+    [dim]memfit demo --out memfit-demo[/]
+    """
+    if layers:
+        show_layers_demo(out)
+        return
+    from memfit.demonstration.demonstrating import Sizes, demonstrate
+
+    folder = _DEFAULT_FOLDER if out is None else out
+    make_folder(folder)
+    with progress_on_terminal() as progress:
+        found = demonstrate(Sizes(), progress)
+    written = _write(found, folder)
+    if as_json:
+        print_json(_document(found, written))
+        return
+    from memfit.cli.demo_words import demo_table, demo_words
+
     screen = console()
-    screen.print(strategy_table(layers, plans, title="GPT-2 small, 8 sequences of 1024 tokens, 16 bits"))
-    screen.print(comparison_in_words(layers, plans, chosen="budget 1.5GiB"))
-    if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PlanFileError(f"{out}: cannot be made a folder: {error.strerror}") from None
-        save_layers(layers, out / "layers.json")
-        save_layer_plan(plans["budget 1.5GiB"], out / "plan.json", strategy="budget 1.5GiB")
-        screen.print(f"Wrote {out / 'layers.json'} and {out / 'plan.json'}.", markup=False, soft_wrap=True)
+    screen.print(demo_table(found))
+    screen.print(demo_words(found))
+    screen.print(f"Open {written[0]} in a browser for the whole trade-off.", markup=False, soft_wrap=True)
+
+
+def _write(found: Demonstration, folder: Path) -> list[Path]:
+    """Write the page, the profile and the plan of the smallest budget; return their paths, the page first."""
+    from memfit.cli.pages import report_data, write_report_page
+
+    page, profile_file, plan_file = folder / "page.html", folder / "profile.json", folder / "plan.json"
+    smallest = list(found.plans.values())[-1]
+    data = report_data(
+        found.profile, found.points, title="memfit demo: a small GPT", plan=smallest, other_marks=_marks(found)
+    )
+    write_report_page(page, data)
+    found.profile.save(profile_file)
+    smallest.save(plan_file)
+    return [page, profile_file, plan_file]
+
+
+def _marks(found: Demonstration) -> list[Mark]:
+    from memfit.report.page_data import Mark
+
+    return [
+        Mark(
+            way.label,
+            way.peak_bytes,
+            way.overhead,
+            is_measured=True,
+            note="gradients equal" if way.gradients_equal else "gradients differ",
+        )
+        for way in found.ways
+    ]
+
+
+def _document(found: Demonstration, written: list[Path]) -> dict[str, object]:
+    return {
+        "num_parameters": found.num_parameters,
+        "ways": [
+            {
+                "label": way.label,
+                "peak_bytes": way.peak_bytes,
+                "step_seconds": way.step_seconds,
+                "overhead": way.overhead,
+                "overhead_quartiles": list(way.overhead_quartiles),
+                "gradients_equal": way.gradients_equal,
+            }
+            for way in found.ways
+        ],
+        "plain_losses": list(found.plain_losses),
+        "planned_losses": list(found.planned_losses),
+        "written": [str(path) for path in written],
+    }

@@ -1,11 +1,14 @@
-"""Where the commands print: tables to standard output, mistakes in one line to standard error."""
+"""Where the commands print and write: tables to standard output, mistakes in one line to standard error, folders."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 from rich.console import Console
+
+from memfit.errors import PlanFileError
 
 
 def console() -> Console:
@@ -26,3 +29,11 @@ def print_error(message: str) -> None:
 def print_warning(message: str) -> None:
     """Print one line to standard error that something is not as one would expect."""
     sys.stderr.write(f"warning: {' '.join(message.split())}\n")
+
+
+def make_folder(path: Path) -> None:
+    """Make ``path`` a folder, and those that it lies in, where they are not there yet."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanFileError(f"{path}: cannot be made a folder: {error.strerror}") from None
