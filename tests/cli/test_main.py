@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,13 @@ def test_the_layers_demo_writes_its_files_where_asked(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert load_layers(out / "layers.json") == gpt_layers()
     assert load_layer_plan(out / "plan.json").optimality_gap == 0.0
+
+
+def test_the_layers_demo_as_json_has_every_plan() -> None:
+    result = CliRunner().invoke(app, ["demo", "--layers", "--json"])
+    plans = json.loads(result.stdout)["plans"]
+    assert [plan["strategy"] for plan in plans][-2:] == ["full", "budget 1.5GiB"]
+    assert len(plans[-2]["checkpointed_layers"]) == 51
 
 
 @pytest.mark.parametrize("options", [[], ["--layers"]])

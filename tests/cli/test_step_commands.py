@@ -46,6 +46,14 @@ def test_profile_as_json_has_what_the_file_has(profile_file: Path, tmp_path: Pat
     assert [block["path"] for block in document["blocks"]] == ["blocks.0", "blocks.1", "blocks.2"]
 
 
+def test_profile_on_fake_tensors_has_the_same_peak_and_says_so(profile_file: Path) -> None:
+    code, shown, _ = memfit("profile", GPT, *TINY, "--fake", "--json")
+    document = json.loads(shown)
+    assert code == 0
+    assert document["peak_bytes"] == ModelProfile.load(profile_file).peak_bytes
+    assert document["measured_with"].startswith("fake tensors")
+
+
 def test_a_budget_is_planned_saved_and_verified(profile_file: Path, tmp_path: Path) -> None:
     budget_bytes = halfway_bytes(profile_file)
     plan_file, verification_file = tmp_path / "plan.json", tmp_path / "verification.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.verification.odd_models import Chain, DoublesUnderAPlan, Hoards, InterruptedUnderAPlan
+from tests.verification.odd_models import Chain, DoublesUnderAPlan, Hoards, InterruptedUnderAPlan, NeedsAPlan
 
 import memfit
 from memfit.fitting import fit
@@ -116,6 +116,18 @@ def test_an_infeasible_budget_leaves_the_model_plain() -> None:
     with pytest.raises(memfit.InfeasibleBudgetError):
         fit(model, batch(), budget=10)
     assert not model.is_planned()
+
+
+def test_a_model_whose_plain_step_does_not_fit_the_device_is_planned_on_fake_tensors() -> None:
+    model = NeedsAPlan()
+    plain_peak_bytes, minimum_bytes = peaks_of(model)
+    model.is_large = True
+    budget_bytes = (plain_peak_bytes + minimum_bytes) // 2
+    with fit(model, batch(), budget=budget_bytes) as fitted:
+        assert fitted.profile.measured_with.startswith("fake tensors")
+        assert fitted.profile.peak_bytes == plain_peak_bytes
+        assert fitted.verification.plain_peak_bytes is None
+        assert fitted.verification.peak_bytes == fitted.plan.predicted_peak_bytes <= budget_bytes
 
 
 def test_a_model_on_two_devices_is_refused_with_both_named() -> None:

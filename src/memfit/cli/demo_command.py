@@ -34,7 +34,7 @@ def demo(
     [dim]memfit demo --out memfit-demo[/]
     """
     if layers:
-        show_layers_demo(out)
+        show_layers_demo(out, as_json=as_json)
         return
     from memfit.demonstration.demonstrating import Sizes, demonstrate
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memfit.cli.output import console, make_folder
+from memfit.cli.output import console, make_folder, print_json
 from memfit.layers.examples import gpt_layers
-from memfit.layers.files import save_layer_plan, save_layers
+from memfit.layers.files import plan_document, save_layer_plan, save_layers
 from memfit.layers.plan import build_checkpoint_plan
 from memfit.layers.strategies import (
     AttentionOnly,
@@ -35,17 +35,21 @@ _STRATEGIES: dict[str, LayerStrategy] = {
 }
 
 
-def show_layers_demo(out: Path | None) -> None:
+def show_layers_demo(out: Path | None, *, as_json: bool) -> None:
     """Plan the layers of a GPT-2 with every strategy, and compare what each one saves and costs."""
-    from memfit.report.layer_table import comparison_in_words, strategy_table
-
     layers = gpt_layers()
     plans = {label: build_checkpoint_plan(layers, strategy) for label, strategy in _STRATEGIES.items()}
-    screen = console()
-    screen.print(strategy_table(layers, plans, title="GPT-2 small, 8 sequences of 1024 tokens, 16 bits"))
-    screen.print(comparison_in_words(layers, plans, chosen="budget 1.5GiB"))
     if out is not None:
         make_folder(out)
         save_layers(layers, out / "layers.json")
         save_layer_plan(plans["budget 1.5GiB"], out / "plan.json", strategy="budget 1.5GiB")
+    if as_json:
+        print_json({"plans": [plan_document(plan, strategy=label) for label, plan in plans.items()]})
+        return
+    from memfit.report.layer_table import comparison_in_words, strategy_table
+
+    screen = console()
+    screen.print(strategy_table(layers, plans, title="GPT-2 small, 8 sequences of 1024 tokens, 16 bits"))
+    screen.print(comparison_in_words(layers, plans, chosen="budget 1.5GiB"))
+    if out is not None:
         screen.print(f"Wrote {out / 'layers.json'} and {out / 'plan.json'}.", markup=False, soft_wrap=True)

@@ -16,6 +16,10 @@ def profile(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Save the profile to this file.", show_default=False)
     ] = None,
+    fake: Annotated[
+        bool,
+        typer.Option("--fake", help="Run on fake tensors, where the plain step does not fit: times are estimates."),
+    ] = False,
     arg: Arguments = None,
     as_json: AsJson = False,
 ) -> None:
@@ -25,7 +29,7 @@ def profile(
     """
     from memfit.cli.stages import profiled, target_to_run
 
-    measured = profiled(target_to_run(target, arg))
+    measured = profiled(target_to_run(target, arg), fake=fake)
     if output is not None:
         measured.save(output)
     if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from memfit.cli.target import Target, load_target
 from memfit.cli.user_errors import users_own_errors
@@ -31,13 +31,14 @@ def target_to_run(text: str, arguments: Sequence[str] | None) -> Target:
     return target
 
 
-def profiled(target: Target) -> ModelProfile:
-    """Return the profile of the TARGET's step."""
+def profiled(target: Target, *, fake: bool) -> ModelProfile:
+    """Return the profile of the TARGET's step, run for real or on fake tensors."""
     from memfit.capture.profiling import profile
 
     with progress_on_terminal() as progress, users_own_errors(_WHILE_RUNNING):
         progress.stage("profiling the plain step")
-        return profile(target.model, target.batch, loss=target.loss, optimizer=target.optimizer)
+        mode: Literal["real", "fake"] = "fake" if fake else "real"
+        return profile(target.model, target.batch, loss=target.loss, optimizer=target.optimizer, mode=mode)
 
 
 def verified(target: Target, plan: Plan) -> Verification:
