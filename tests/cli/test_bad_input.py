@@ -144,7 +144,8 @@ def test_an_argument_given_twice() -> None:
     [
         ("20 bananas", 2, "'20 bananas' is not a size; write a number and a unit"),
         ("-1GiB", 2, "'-1GiB' is not a size"),
-        ("7", 2, "a share of the device's memory above 0 and at most 1 .* got '7'"),
+        ("1.5", 2, "a share of the device's memory above 0 and at most 1 .* got '1.5'"),
+        ("7", 1, r"no plan keeps this step within 7 B \(7 bytes\)"),
         ("0", 2, "got '0'"),
         ("nan", 2, "got 'nan'"),
         ("1kB", 1, r"no plan keeps this step within 1000 B .*The smallest peak found is \d+ bytes"),

@@ -43,10 +43,12 @@ PageFile: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
-def parse_budget(text: str) -> float | str:
-    """Return the budget as `memfit.plan` takes it; a bare number is a share of the device's memory."""
+def parse_budget(text: str) -> int | float | str:
+    """Return the budget as `memfit.plan` takes it; a bare number is bytes, or up to 1 a share of the device's memory."""
     if text.strip().lower() == "auto":
         return "auto"
+    if text.isdecimal() and int(text) > 1:
+        return int(text)
     try:
         share = float(text)
     except ValueError:

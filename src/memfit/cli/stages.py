@@ -49,7 +49,7 @@ def verified(target: Target, plan: Plan) -> Verification:
         return verify(target.model, plan, target.batch, loss=target.loss, optimizer=target.optimizer, progress=progress)
 
 
-def fitted(target: Target, budget: float | str) -> Fitted:
+def fitted(target: Target, budget: int | float | str) -> Fitted:
     """Return the TARGET's model fitted into ``budget``."""
     from memfit.fitting import fit
 

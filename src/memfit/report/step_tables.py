@@ -89,7 +89,11 @@ def plan_summary(profile: ModelProfile, plan: Plan) -> Padding:
     }
     if plan.budget_bytes is not None:
         lines["budget"] = format_bytes(plan.budget_bytes)
-        lines["optimality"] = f"at most {100 * plan.optimality_gap:.2g}% of the step slower than the best possible plan"
+        lines["optimality"] = (
+            f"at most {100 * plan.optimality_gap:.2g}% of the step slower than the best possible plan"
+            if plan.optimality_gap
+            else "no plan within this budget is predicted to be faster"
+        )
     return _grid(lines)
 
 

@@ -13,7 +13,8 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
-        return f"{_processor_name()}, {torch.get_num_threads()} threads"
+        num_threads = torch.get_num_threads()
+        return f"{_processor_name()}, {num_threads} thread{'s' if num_threads > 1 else ''}"
     return str(device)
 
 
