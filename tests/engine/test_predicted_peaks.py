@@ -14,7 +14,7 @@ from memfit.capture.step import TrainingStep
 from memfit.verification.trials import Trials
 from memfit.verification.ways import planned
 
-# How far over its budget the measured peak may be, for the four models of 118 whose predictions are known to be too low.
+# How far over its budget the measured peak may be, for the four models of 118 whose predictions are too low.
 # `fit` measures, and plans again with the difference as a margin.
 KNOWN_EXCESS = {
     "hidden-writes": 0.06,  # writes through .data, which no version tells of, make copies that the profile did not see
