@@ -31,7 +31,8 @@ def parse_bytes(text: str) -> int:
         )
     whole, _, fraction = match[1].partition(".")
     # Integer arithmetic: float("20.1") * 2**30 would already be off by a few bytes.
-    return int(whole + fraction) * unit // 10 ** len(fraction)
+    shift: int = 10 ** len(fraction)
+    return int(whole + fraction) * unit // shift
 
 
 def format_bytes(num_bytes: int) -> str:

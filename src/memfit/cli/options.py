@@ -44,7 +44,7 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for 
 
 
 def parse_budget(text: str) -> int | float | str:
-    """Return the budget as `memfit.plan` takes it; a bare number is bytes, or up to 1 a share of the device's memory."""
+    """Return the budget as `memfit.plan` takes it; a bare number is bytes, or up to 1 a share of the device."""
     if text.strip().lower() == "auto":
         return "auto"
     if text.isdecimal() and int(text) > 1:
