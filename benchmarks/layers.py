@@ -10,6 +10,7 @@ layers: 1 is linear.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -31,6 +32,8 @@ from memfit.layers.strategies import LayerStrategy
 from memfit.layers.sweep import binomial_sweep
 
 NUMS_LAYERS = (1_000, 10_000, 100_000)
+# Between 10^4 and 4 * 10^5 layers the cost of a layer about doubles, and then stays: only there does the exponent tell.
+NUMS_LAYERS_VERY_LONG = (400_000, 800_000)
 NUM_RUNS = 5
 SWEEP_NUM_LAYERS = 1_000
 SWEEP_NUM_SLOTS = 10
@@ -108,6 +111,17 @@ def measure_strategies() -> dict[str, dict[str, object]]:
     return results
 
 
+def measure_growth_of_very_long_lists() -> dict[str, float]:
+    """Return the growth exponent of strategies that only pass over the list, between two very long lists."""
+    fewer, more = (random_layers(num_layers) for num_layers in NUMS_LAYERS_VERY_LONG)
+    growth = {}
+    for label in ("full", "every-nth:2", "sqrt"):
+        strategy = CASES[label][1](fewer)
+        seconds = [best_seconds(functools.partial(plan_and_judge, layers, strategy)) for layers in (fewer, more)]
+        growth[label] = math.log2(seconds[1] / seconds[0])
+    return growth
+
+
 def measure_import_seconds() -> float:
     """Return what ``import memfit`` adds to a bare interpreter."""
 
@@ -140,6 +154,7 @@ def main() -> None:
         "machine": f"{processor()}, one core, {platform.system()}",
         "versions": {"memfit": memfit.__version__, "python": platform.python_version(), "numpy": version("numpy")},
         "strategies": measure_strategies(),
+        "growth_exponents_of_very_long_lists": measure_growth_of_very_long_lists(),
         "binomial_sweep": {
             "num_layers": SWEEP_NUM_LAYERS,
             "num_slots": SWEEP_NUM_SLOTS,
@@ -165,6 +180,11 @@ def show(results: dict[str, object]) -> None:
         table.add_row(label, *milliseconds, f"{row['growth_exponent']:.2f}", gap)
     console = Console()
     console.print(table)
+    fewer, more = NUMS_LAYERS_VERY_LONG
+    growth = ", ".join(
+        f"{label} {exponent:.2f}" for label, exponent in results["growth_exponents_of_very_long_lists"].items()
+    )
+    console.print(f"Growth exponents from {fewer:,} to {more:,} layers: {growth}.")
     sweep = results["binomial_sweep"]
     console.print(
         f"A binomial sweep of {sweep['num_layers']} layers with {sweep['num_slots']} slots is planned in "
