@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -110,7 +110,7 @@ class StepRecorder(DispatchMode):
         except BaseException:
             self._num_begun -= 1
             raise
-        results = written or (result if isinstance(result, (tuple, list)) else (result,))
+        results = _new_contents(result, written)
         flops = flops_of(op, args, kwargs, result)
         name = self._next_name(rule.name)
         recording = self.recording
@@ -122,7 +122,7 @@ class StepRecorder(DispatchMode):
                 call=name.call,
                 inputs=inputs,
                 outputs=tuple(
-                    self._new_value(tensor, name._replace(output=position), bool(written))
+                    self._new_value(tensor, name._replace(output=position), position < len(written))
                     for position, tensor in enumerate(results)
                 ),
                 rewrites=rewrites,
@@ -255,6 +255,20 @@ class StepRecorder(DispatchMode):
         if save.read_before is None and self._is_open:
             save.read_before = self._num_begun
         return packed.tensor
+
+
+def _new_contents(result: Any, written: list[Tensor]) -> Sequence[Any]:
+    """Return what the call wrote, and what it returned beside that: most ops do one or the other, few both."""
+    returned = result if isinstance(result, (tuple, list)) else (result,)
+    if not written:
+        return returned
+    rewritten = {id(tensor.untyped_storage()) for tensor in written if tensor.layout is torch.strided}
+    beside = [
+        tensor
+        for tensor in tensors_in(list(returned))
+        if tensor.layout is torch.strided and id(tensor.untyped_storage()) not in rewritten
+    ]
+    return [*written, *beside]
 
 
 def _replay_of(rule: OpRule, args: Any, written: list[Tensor]) -> Replay:
