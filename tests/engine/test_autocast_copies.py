@@ -14,6 +14,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
+from memfit.capture.kept_state import KeptState
+from memfit.capture.step import TrainingStep
 
 GPT = BY_NAME["gpt-autocast"]
 # Four linear layers in each of three blocks, and the head. Their biases are cast too, but autograd keeps none.
@@ -72,3 +74,16 @@ def test_casts_alone_can_be_recomputed() -> None:
     with memfit.apply(step[0], plan):
         planned = trace_steps(step, context=GPT.context)
     assert_same(trace_steps(GPT.build(), context=GPT.context), planned)
+
+
+def test_profiling_lets_every_copy_go() -> None:
+    model, batch, loss = GPT.build()
+    step = TrainingStep(model, batch, loss)
+    state = KeptState(step)
+    with WeightCopies(model) as copies:
+        # The first run looks for leaves whose gradients are to be kept; a copy looks like one when backward reads it.
+        with state.kept(), GPT.context():
+            step.run()
+        torch.clear_autocast_cache()
+    assert len(copies.copies) >= NUM_LINEAR_WEIGHTS
+    assert copies.num_alive() == 0

@@ -109,7 +109,8 @@ class _FirstWrites(DispatchMode):
         arguments = tensors_in((args, kwargs))
         self._mark(arguments, None)
         for tensor in arguments:
-            if tensor.requires_grad and tensor.is_leaf:
+            # What the step made looks like a leaf too, once backward has let go of the graph behind it.
+            if tensor.requires_grad and tensor.is_leaf and not self._is_made_here(tensor):
                 # Met before backward fills it in: a loss may have parameters that are none of the model's.
                 self._gradients.setdefault(id(tensor), (tensor, tensor.grad))
         if rule.treatment is Treatment.VIEW:
@@ -118,13 +119,18 @@ class _FirstWrites(DispatchMode):
         if rule.batch_norm_arguments is not None:
             written = tensors_in([args[place] for place in rule.batch_norm_arguments])
         for tensor in written:
-            if tensor.layout is torch.strided and _step_mark_on(tensor) is not self._made_here:
+            if tensor.layout is torch.strided and not self._is_made_here(tensor):
                 whole = _whole_storage_of(tensor)
                 self._copies.append((whole, whole.to("cpu", copy=True)))
                 self._mark([tensor], self._made_here, again=True)
         result = op(*args, **kwargs)
         self._mark(tensors_in([result]), self._made_here)
         return result
+
+    def _is_made_here(self, tensor: Tensor) -> bool:
+        if tensor.layout is not torch.strided:
+            return False
+        return getattr(tensor.untyped_storage(), "_memfit_step", None) is self._made_here
 
     def _mark(self, tensors: list[Tensor], mark: object, *, again: bool = False) -> None:
         for tensor in tensors:
@@ -145,10 +151,6 @@ class _FirstWrites(DispatchMode):
         leaves = [leaf for leaf, _ in self._gradients.values()]
         self._gradients.clear()
         return leaves
-
-
-def _step_mark_on(tensor: Tensor) -> object:
-    return getattr(tensor.untyped_storage(), "_memfit_step", None)
 
 
 def _whole_storage_of(tensor: Tensor) -> Tensor:
