@@ -39,8 +39,7 @@ def main() -> None:
 
     def under_tape() -> None:
         tape = Tape()
-        with tape.listen(region):
-            block(x)
+        tape.run(region, block, (x,), {})
         tape.close()
 
     def under_empty_mode() -> int:

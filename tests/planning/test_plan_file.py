@@ -25,6 +25,7 @@ PLAN = Plan(
         "layers.0.mlp::aten.native_layer_norm#0.1": SAVE,
     },
     regions=("layers.0.mlp",),
+    watched=("layers.0",),
     recompute_flops=12,
     fingerprint="f00d",
     predicted_peak_bytes=21_000,
@@ -43,6 +44,7 @@ TEXT = """{
   "optimality_gap": 0.001,
   "recompute_flops": 12,
   "regions": ["layers.0.mlp"],
+  "watched": ["layers.0"],
   "groups": [
     {"module": "layers.0.mlp", "values": {
       "aten.silu#0": "recompute",
@@ -77,6 +79,7 @@ def test_file_has_one_decision_a_line_grouped_by_module_in_order(tmp_path: Path)
 @given(
     decisions=st.dictionaries(names.map(str), st.sampled_from(Decision), max_size=12),
     regions=st.lists(st.text(max_size=8), max_size=3).map(tuple),
+    watched=st.lists(st.text(max_size=8), max_size=3).map(tuple),
     flops=st.integers(0, 2**80),
     overhead=st.floats(0, 1e6),
     gap=st.floats(0, 1),
@@ -86,13 +89,14 @@ def test_a_loaded_plan_equals_the_saved_one(
     tmp_path_factory: pytest.TempPathFactory,
     decisions: dict[str, Decision],
     regions: tuple[str, ...],
+    watched: tuple[str, ...],
     flops: int,
     overhead: float,
     gap: float,
     budget_bytes: int | None,
 ) -> None:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    plan = Plan(decisions, regions, flops, "f", 7, overhead, gap, budget_bytes)
+    plan = Plan(decisions, regions, watched, flops, "f", 7, overhead, gap, budget_bytes)
     plan.save(path)
     loaded = Plan.load(path)
     assert loaded == plan

@@ -130,7 +130,7 @@ def one_op(*, saves: tuple[Save, ...] = (), seconds: float = 1.0) -> ModelProfil
 
 def test_a_step_of_one_op_that_saves_nothing_has_one_plan() -> None:
     made = plan(one_op(), budget=200)
-    assert made == Plan({"::aten.tanh#0": Decision.SAVE}, (), 0, "one-op", 200, 0.0, 0.0, 200)
+    assert made == Plan({"::aten.tanh#0": Decision.SAVE}, (), (), 0, "one-op", 200, 0.0, 0.0, 200)
     assert [point.peak_bytes for point in frontier(one_op())] == [200]
 
 

@@ -19,6 +19,6 @@ def point_recomputing(
     decisions |= other or {}
     simulation = simulated(step, step.recomputed_of(recomputed))
     named = {profile.values[index].name: decision for index, decision in decisions.items()}
-    plan = Plan(named, (), simulation.recompute_flops, profile.fingerprint)
+    plan = Plan(named, (), (), simulation.recompute_flops, profile.fingerprint)
     overhead = simulation.recompute_seconds / profile.step_seconds if profile.step_seconds else 0.0
     return FrontierPoint(simulation.peak_bytes, overhead, plan)

@@ -9,7 +9,8 @@
       "predicted_overhead": 0.021,
       "optimality_gap": 0.0004,
       "recompute_flops": 123,
-      "regions": ["layers.0.mlp"],
+      "regions": ["layers.0.mlp.act"],
+      "watched": ["layers.0.mlp.down"],
       "groups": [
         {"module": "layers.0.mlp", "values": {
           "aten.silu#0": "recompute",
@@ -41,7 +42,8 @@ PLAN_VERSION = 1
 
 _COUNTS = ("predicted_peak_bytes", "recompute_flops")
 _SHARES = ("predicted_overhead", "optimality_gap")
-_FIELDS = frozenset({"format", "version", "fingerprint", "budget_bytes", "regions", "groups", *_COUNTS, *_SHARES})
+_MODULES = ("regions", "watched")
+_FIELDS = frozenset({"format", "version", "fingerprint", "budget_bytes", "groups", *_MODULES, *_COUNTS, *_SHARES})
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
@@ -61,6 +63,7 @@ def plan_text(plan: Plan) -> str:
         "optimality_gap": plan.optimality_gap,
         "recompute_flops": plan.recompute_flops,
         "regions": list(plan.regions),
+        "watched": list(plan.watched),
     }
     lines = [f"  {_text(name)}: {_text(value)}," for name, value in head.items()]
     return "{\n" + "\n".join(lines) + '\n  "groups": ' + _groups_text(plan) + "\n}\n"
@@ -72,9 +75,10 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     check_kind(document, path, expected=PLAN_FORMAT, version=PLAN_VERSION)
     check_fields(document, f"{path}", required=_FIELDS)
     budget_bytes = document["budget_bytes"]
-    regions = document["regions"]
-    if not isinstance(regions, list) or not all(isinstance(region, str) for region in regions):
-        raise PlanFileError(f'{path}: "regions" must be a list of module paths; got {shown(regions)}')
+    for name in _MODULES:
+        paths = document[name]
+        if not isinstance(paths, list) or not all(isinstance(module, str) for module in paths):
+            raise PlanFileError(f'{path}: "{name}" must be a list of module paths; got {shown(paths)}')
     if not isinstance(document["fingerprint"], str):
         raise PlanFileError(f'{path}: "fingerprint" must be a text; got {shown(document["fingerprint"])}')
     try:
@@ -85,7 +89,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         raise PlanFileError(f"{path}: {error}") from None
     return Plan(
         decisions=_decisions(document["groups"], path),
-        regions=tuple(regions),
+        regions=tuple(document["regions"]),
+        watched=tuple(document["watched"]),
         fingerprint=document["fingerprint"],
         budget_bytes=budget_bytes,
         recompute_flops=counts["recompute_flops"],

@@ -16,7 +16,7 @@ from memfit.layers.validation import whole_number
 from memfit.planning.block_values import BlockValues, is_statistic
 from memfit.planning.bound import LowerBound
 from memfit.planning.budgets import BudgetLike, budget_in_bytes
-from memfit.planning.regions import listening_regions
+from memfit.planning.regions import listening_for
 from memfit.planning.search import explored
 from memfit.planning.selectors import select
 from memfit.planning.simulator import judged, simulated
@@ -138,12 +138,14 @@ def _plan_of(
             }
             gap_seconds -= bound.seconds(budget_bytes if budget_bytes is not None else simulation.peak_bytes, times)
     step_seconds = profile.step_seconds or 1.0
+    listening = listening_for(profile, recomputed)
     return Plan(
         decisions={
             profile.values[index].name: Decision.RECOMPUTE if index in recomputed else Decision.SAVE
             for index in step.plannable
         },
-        regions=listening_regions(profile, set(recomputed)),
+        regions=listening.regions,
+        watched=listening.watched,
         recompute_flops=simulation.recompute_flops,
         fingerprint=profile.fingerprint,
         predicted_peak_bytes=simulation.peak_bytes,

@@ -42,9 +42,10 @@ class Applied:
         self._passes = _ForwardPasses(new_tape)
         self._unwrap: list[Callable[[], None]] | None = []
         modules = dict(model.named_modules())
-        if plan.regions and "" not in plan.regions:
+        regions = regions_of(plan, model)
+        if regions and all(region.path for region in regions):
             self._unwrap.append(wrap_forward(model, self._passes.run_model))
-        for region in regions_of(plan, model):
+        for region in regions:
             self._unwrap.append(wrap_forward(modules[region.path], self._passes.runner_in(region)))
 
     def remove(self) -> None:
@@ -95,8 +96,8 @@ class _ForwardPasses:
         def run_region(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not torch.is_grad_enabled() or in_function_transform() or self._is_foreign_call(region):
                 return forward(*args, **kwargs)
-            with self._pass() as tape, tape.listen(region):
-                return forward(*args, **kwargs)
+            with self._pass() as tape:
+                return tape.run(region, forward, args, kwargs)
 
         return run_region
 
@@ -116,7 +117,7 @@ def _refuse_unfit(model: nn.Module, plan: Plan) -> None:
             f"a plan is at work on this {type(model).__name__} (or on a part of it) already; remove() that one first"
         )
     modules = dict(model.named_modules())
-    missing = [path for path in plan.regions if path not in modules]
+    missing = [path for path in (*plan.regions, *plan.watched) if path not in modules]
     if missing:
         raise InvalidParameterError(
             f"this plan is for another model: {type(model).__name__} has no module {missing[0]!r}; "

@@ -17,14 +17,25 @@ DropPattern = bool | tuple[bool, ...]
 class Region:
     """A module inside which the tape listens, and the decisions for the ops that run in it.
 
+    ``records`` says that the ops inside are recorded, ``watches`` that what autograd saves inside is seen to.
     ``patterns`` maps an op's name to what to drop at each of its calls in one forward pass of the model, in the order
     of the calls, or to True where that is everything. Calls beyond the list are saved: the step took a way that the
     plan has not seen, which costs memory, not correctness.
     """
 
-    def __init__(self, path: str, model: nn.Module, patterns: Mapping[str, bool | tuple[DropPattern, ...]]) -> None:
+    def __init__(
+        self,
+        path: str,
+        model: nn.Module,
+        patterns: Mapping[str, bool | tuple[DropPattern, ...]],
+        *,
+        records: bool = True,
+        watches: bool = True,
+    ) -> None:
         self.path = path
         self.patterns = dict(patterns)
+        self.records = records
+        self.watches = watches
         self._model = weakref.ref(model)
 
     def owned_name(self, tensor: Tensor) -> str | None:
@@ -41,7 +52,7 @@ class Region:
 
 
 def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
-    """Return the plan's regions with the patterns to drop by. A decision belongs to the innermost region around it."""
+    """Return the modules to listen in. A decision belongs to the innermost of the plan's regions around its value."""
     # Op name -> the calls seen, in order -> the outputs' decisions, for each region.
     calls: dict[str, dict[str, dict[tuple[str, int], dict[int, bool]]]] = {path: {} for path in plan.regions}
     for text, decision in plan.decisions.items():
@@ -50,14 +61,17 @@ def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
         if around:
             outputs = calls[max(around, key=len)].setdefault(name.op, {}).setdefault((name.module, name.call), {})
             outputs[name.output] = decision is Decision.RECOMPUTE
-    return [
+    watched = set(plan.watched)
+    recording = [
         Region(
             path,
             model,
             {op: _simplest([_pattern(outputs) for outputs in by_call.values()]) for op, by_call in calls[path].items()},
+            watches=path in watched,
         )
         for path in plan.regions
     ]
+    return recording + [Region(path, model, {}, records=False) for path in plan.watched if path not in calls]
 
 
 def _pattern(outputs: Mapping[int, bool]) -> DropPattern:

@@ -1,16 +1,17 @@
 """The tape: listens to one forward pass, and puts recipes in the place of the tensors that the plan drops.
 
-One tape serves one forward pass of the whole model and listens inside its regions only. What it records it attaches to
-the storages it sees (`values.StorageNote`), so that what nobody needs is gone with its storage. When the forward pass
-ends, only what autograd was given is left.
+One tape serves one forward pass of the whole model and listens inside its regions only: it records the ops that run
+there, and watches what autograd saves there, each where the plan needs it. What it records it attaches to the storages
+it sees (`values.StorageNote`), so that what nobody needs is gone with its storage. When the forward pass ends, only
+what autograd was given is left.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -43,10 +44,11 @@ from memfit.runtime.values import (
 
 _R = TypeVar("_R", bound=Recipe)
 _Draw = tuple[torch.Generator, Tensor]
+_NOTHING = nullcontext()
 
 
 class Tape(DispatchMode):
-    """Records the ops of one forward pass. `listen` goes around each region; `close` ends the pass."""
+    """Records the ops of one forward pass. `run` runs each region; `close` ends the pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,28 +58,32 @@ class Tape(DispatchMode):
         self._num_calls: dict[tuple[Region, str], int] = {}
         self._num_recipes = 0
         self._region: Region | None = None
+        self._is_recording = False
+        self._is_watching = False
         self._outer_hooks = outer_saved_tensors_hooks()
+        self._hooks = (self._pack, self._unpack)
+        self._watch = torch.autograd.graph.saved_tensors_hooks(*self._hooks)
 
-    @contextmanager
-    def listen(self, region: Region) -> Iterator[None]:
-        """Record what runs inside the block as part of ``region``, which may lie inside another.
+    def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run ``forward`` as part of ``region``, which may lie inside another: record there, or watch, or both.
 
         Saved-tensor hooks that the model itself put around the region (torch.utils.checkpoint does) have the say there,
         and the tape steps aside.
         """
-        outer_region = self._region
-        if outer_region is None and outer_saved_tensors_hooks() != self._outer_hooks:
-            yield
-            return
-        self._region = region
+        if outer_saved_tensors_hooks() != (self._hooks if self._is_watching else self._outer_hooks):
+            return forward(*args, **kwargs)
+        before = self._region, self._is_watching, self._is_recording
+        watches, records = region.watches and not self._is_watching, region.records and not self._is_recording
+        # What is only watched has no say in what the region around it records.
+        if region.records or self._region is None:
+            self._region = region
+        self._is_watching |= region.watches
+        self._is_recording |= region.records
         try:
-            if outer_region is not None:
-                yield
-                return
-            with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack), self:
-                yield
+            with self._watch if watches else _NOTHING, self if records else _NOTHING:
+                return forward(*args, **kwargs)
         finally:
-            self._region = outer_region
+            self._region, self._is_watching, self._is_recording = before
 
     def close(self) -> None:
         """Forget how to replay what outlives the forward pass, such as the model's outputs: nobody will ask."""
@@ -86,6 +92,8 @@ class Tape(DispatchMode):
             if note is not None:
                 note.dropped = None
         self._dropping_notes.clear()
+        # They refer to the tape in turn, and nobody should have to wait for the garbage collector.
+        del self._hooks, self._watch
 
     # What runs: every op of the region, below autograd and autocast.
 
