@@ -1,10 +1,15 @@
 """memfit's measured trade-off beside what a user would pick instead, on one GPU.
 
-    python benchmarks/frontier.py [MODEL ...] [--json results.json]
+    python benchmarks/frontier.py [MODEL ...] [--out DIR] [--compiled] [--small]
 
-For each eager way of torch its peak is measured first, and memfit is given exactly that peak as its budget. memfit's
-own frontier fills the space between, down to the smallest budget that it can meet. All ways then take steps in turn,
-round after round; times are medians of CUDA events, peaks are the allocator's, ratios are to the plain step of the run.
+For each eager way its peak is measured first, and memfit is given exactly that peak as its budget. memfit's own
+budgets are spread evenly from the peak of saving everything down to the smallest that it can meet. All ways then take
+steps in turn, round after round; times are medians of CUDA events, peaks are the allocator's, ratios are to the plain
+step of the run. A way that raises is noted and left out.
+
+Each model's results are written to DIR/MODEL.json as soon as they are there. With --compiled, torch.compile per block
+is measured instead, beside the plain step, into DIR/MODEL-compiled.json. With --small, the models are tiny and run on
+the CPU in a minute: to try the script, not to learn from the numbers.
 """
 
 from __future__ import annotations
@@ -13,125 +18,272 @@ import argparse
 import contextlib
 import gc
 import json
+import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from frontier_models import SUBJECTS
-from measuring import Row, Way, as_data, machine, measure, print_rows, training_step
-from peers import eager_peers
+from frontier_models import SUBJECTS, Subject
+from measuring import Race, as_data, machine, print_rows
+from peers import eager_peers, offloaded
 from rich.console import Console
 from rich.table import Table
+from rows import Row
 
 import memfit
-from memfit.runtime.ledger import peak_of
 from memfit.units import format_bytes
 
+_Result = TypeVar("_Result")
+_VERSIONS_OF = ("torch", "transformers", "timm", "torchvision", "numpy", "scipy", "memfit")
+# Below so many rounds, quartiles mean nothing.
+_FEWEST_ROUNDS = 3
+# Plain steps compared with a plain step, to know how far the kernels' own sums stray: about as many as there are plans,
+# for the largest of many draws is larger than that of few.
+_NUM_GRADIENT_REPEATS = 16
 
-def run(name: str, num_rounds: int, steps_per_round: int, num_points: int) -> dict[str, Any]:
-    torch.manual_seed(0)
-    subject = SUBJECTS[name]()
+
+def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) -> dict[str, Any]:
+    """Measure all ways on one model. ``begin`` is when building it began."""
     model = subject.model
-    device = next(model.parameters()).device
-    step = training_step(model, subject.output_and_loss, keep_gradients=False)
-    step()
+    clock = _Clock(begin)
+    clock.lap("building")
+    race = Race(model, subject.output_and_loss, subject.tensors(), keep_gradients=False)
+    race.enter("plain", contextlib.nullcontext)
     model.zero_grad()
-    profile, profiling_seconds = timed(lambda: memfit.profile(model, subject.batch))
+    profile = memfit.profile(model, subject.batch)
+    profiling_seconds = clock.lap("profiling")
     print(f"{name}: {len(profile.ops)} ops profiled in {profiling_seconds:.1f} s", flush=True)
-    ways: dict[str, Way] = {"plain": contextlib.nullcontext, "plain again": contextlib.nullcontext}
-    plans: dict[str, memfit.Plan] = {}
-    planning_seconds = {}
-    for peer, way in eager_peers(subject.blocks).items():
-        with way():
-            step()
-            model.zero_grad()
-            peak_bytes = peak_of(step, device, held=[*model.parameters(), *model.buffers(), *subject.tensors()])
-        ways[peer] = way
-        label = f"memfit at the peak of ({peer})"
-        try:
-            plans[label], planning_seconds[label] = timed(lambda budget=peak_bytes: memfit.plan(profile, budget=budget))
-        except memfit.InfeasibleBudgetError as error:
-            print(f"{label}: {error}", flush=True)
-    frontier, planning_seconds["frontier"] = timed(lambda: memfit.frontier(profile, points=num_points))
-    print(f"{name}: planned in {sum(planning_seconds.values()):.1f} s", flush=True)
-    plans |= {f"memfit at {format_bytes(point.peak_bytes)}": point.plan for point in frontier}
-    for label, plan in plans.items():
-        if plan.regions:
-            ways[label] = lambda plan=plan: memfit.apply(model, plan)
-    rows = measure(
-        ways,
-        subject.output_and_loss,
-        model,
-        subject.tensors(),
-        num_rounds=num_rounds,
-        steps_per_round=steps_per_round,
-        keep_gradients=False,
+    race.enter("plain again", contextlib.nullcontext)
+    peaks = {peer: race.enter(peer, way) for peer, way in (eager_peers(subject.blocks) | dict(subject.switch)).items()}
+    offloading = "torch: save_on_cpu"
+    peaks[offloading] = race.enter(
+        offloading, lambda: offloaded(race.device), slow_limit_seconds=options.slow_limit_seconds
     )
+    clock.lap("peaks of peers")
+    planned = _Plans(profile)
+    for peer, peak_bytes in peaks.items():
+        if peak_bytes is not None:
+            planned.add(f"memfit at the peak of ({peer})", peak_bytes)
+    planned.add_evenly_spread(options.points)
+    print(f"{name}: planned in {clock.lap('planning'):.1f} s", flush=True)
+    enter_plans(race, model, planned.plans)
+    clock.lap("peaks of memfit")
+    race.compare_gradients(num_repeats=_NUM_GRADIENT_REPEATS)
+    clock.lap("gradients")
+    num_rounds = race.run_rounds(
+        options.rounds,
+        steps_per_round=options.steps,
+        fewest_rounds=min(_FEWEST_ROUNDS, options.rounds),
+        end_by=begin + options.seconds,
+    )
+    clock.lap("rounds")
+    rows = race.rows()
     print_rows(f"{name}, {machine()}", rows)
+    print(f"{name}: {num_rounds} rounds; seconds: {clock}", flush=True)
     return {
         "rows": as_data(rows),
-        "plans": {label: plan_data(plan, label, rows) for label, plan in plans.items()},
+        "plans": {label: plan_data(plan, label, rows) for label, plan in planned.plans.items()},
+        "infeasible": planned.infeasible,
+        "smallest_budget_bytes": planned.smallest_bytes,
         "profiling_seconds": profiling_seconds,
-        "planning_seconds": planning_seconds,
+        "planning_seconds": planned.seconds,
         "num_ops": len(profile.ops),
         "profiled_peak_bytes": profile.peak_bytes,
         "profiled_step_seconds": profile.step_seconds,
+        "gradient_noise": race.gradient_noise,
+        "num_rounds": num_rounds,
+        "seconds": clock.laps,
     }
 
 
+class _Plans:
+    """memfit's plans by label, with the seconds each took, and what could not be planned and why."""
+
+    def __init__(self, profile: memfit.ModelProfile) -> None:
+        self._profile = profile
+        self.plans: dict[str, memfit.Plan] = {}
+        self.infeasible: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+        self.smallest_bytes: int | None = None
+
+    def add(self, label: str, budget_bytes: int) -> None:
+        """Plan for a budget, or note why there is no plan."""
+        try:
+            self.plans[label], self.seconds[label] = timed(lambda: memfit.plan(self._profile, budget=budget_bytes))
+        except memfit.MemfitError as error:
+            self.infeasible[label] = str(error)
+            print(f"{label}: {error}", flush=True)
+
+    def add_evenly_spread(self, num_budgets: int) -> None:
+        """Plan for budgets from the peak of the plain step to the smallest that can be met."""
+        ends, self.seconds["frontier"] = timed(lambda: memfit.frontier(self._profile, points=2))
+        largest_bytes, self.smallest_bytes = ends[0].peak_bytes, ends[-1].peak_bytes
+        span = largest_bytes - self.smallest_bytes
+        for number in range(num_budgets):
+            budget_bytes = largest_bytes - span * number // max(num_budgets - 1, 1)
+            label = f"memfit at {format_bytes(budget_bytes)}"
+            self.add(f"{label} ({budget_bytes} bytes)" if label in self.plans else label, budget_bytes)
+
+
+def enter_plans(race: Race, model: torch.nn.Module, plans: Mapping[str, memfit.Plan]) -> None:
+    """Enter each plan once, under its first label; one that saves everything is the plain step."""
+    first_label: dict[tuple[frozenset[str], tuple[str, ...]], str] = {(frozenset(), ()): "plain"}
+    for label, plan in plans.items():
+        dropped = frozenset(value for value, decision in plan.decisions.items() if decision is not memfit.Decision.SAVE)
+        what_it_does = (dropped, plan.regions)
+        if what_it_does in first_label:
+            race.enter_as(label, first_label[what_it_does])
+        else:
+            first_label[what_it_does] = label
+            race.enter(label, lambda plan=plan: memfit.apply(model, plan))
+
+
 def plan_data(plan: memfit.Plan, label: str, rows: list[Row]) -> dict[str, Any]:
-    measured = next((row for row in rows if row.way == label), None)
+    measured = next(row for row in rows if row.way == label)
     return {
         "budget_bytes": plan.budget_bytes,
         "predicted_peak_bytes": plan.predicted_peak_bytes,
         "predicted_overhead": plan.predicted_overhead,
         "optimality_gap": plan.optimality_gap,
-        "measured_peak_bytes": None if measured is None else measured.peak_bytes,
-        "measured_overhead": None if measured is None else measured.ratio - 1,
+        "num_regions": len(plan.regions),
+        "measured_peak_bytes": measured.peak_bytes,
+        "measured_overhead": None if measured.ratio is None else measured.ratio - 1,
     }
 
 
 def print_predictions(results: dict[str, Any]) -> None:
     table = Table("plan", "budget", "predicted", "measured", "predicted overhead", "measured", "gap")
     for label, plan in results["plans"].items():
-        measured = plan["measured_peak_bytes"]
+        peak, overhead = plan["measured_peak_bytes"], plan["measured_overhead"]
         table.add_row(
             label,
             format_bytes(plan["budget_bytes"]) if plan["budget_bytes"] else "",
             format_bytes(plan["predicted_peak_bytes"]),
-            format_bytes(measured) if measured else "",
+            "" if peak is None else format_bytes(peak),
             f"{plan['predicted_overhead']:.3f}",
-            f"{plan['measured_overhead']:.3f}" if measured else "",
+            "" if overhead is None else f"{overhead:.3f}",
             f"{plan['optimality_gap']:.4f}",
         )
     Console(width=160).print(table)
 
 
-def timed(compute: Callable[[], Any]) -> tuple[Any, float]:
+class _Clock:
+    """Where the time of a model goes."""
+
+    def __init__(self, begin: float) -> None:
+        self.laps: dict[str, float] = {}
+        self._begin = self._last = begin
+
+    def lap(self, name: str) -> float:
+        now = time.perf_counter()
+        self.laps[name] = now - self._last
+        self.laps["all"] = now - self._begin
+        self._last = now
+        return self.laps[name]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.laps.items())
+
+
+def timed(compute: Callable[[], _Result]) -> tuple[_Result, float]:
     begin = time.perf_counter()
     return compute(), time.perf_counter() - begin
 
 
-def main() -> None:
+def versions() -> dict[str, str]:
+    """Return the versions of what took part, as far as it is installed."""
+    found = {}
+    for package in _VERSIONS_OF:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    # Run from a checkout, it need not be installed.
+    return found | {"memfit": memfit.__version__}
+
+
+def let_go(device: torch.device) -> None:
+    """Give back what the last model took, so that the next begins as the first did."""
+    gc.collect()
+    if device.type != "cuda":
+        return
+    torch.cuda.empty_cache()
+    # save_on_cpu leaves pinned host memory in torch's cache, and there is no public way to empty that. The names are
+    # those of 2.13 and of earlier releases.
+    for name in ("_accelerator_emptyHostCache", "_host_emptyCache"):
+        if hasattr(torch._C, name):
+            getattr(torch._C, name)()
+            break
+
+
+def run_and_write(name: str, device: torch.device, options: argparse.Namespace) -> None:
+    begin = time.perf_counter()
+    torch.manual_seed(0)
+    subject = SUBJECTS[name](device, small=options.small)
+    if options.compiled:
+        # Here, because it brings in torch's compiler, for which the others need not wait.
+        from frontier_compiled import run_compiled
+
+        results = {"compiled": run_compiled(name, subject, options.budget_seconds, options.rounds * options.steps)}
+    else:
+        results = run(name, subject, options, begin)
+        print_predictions(results)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        document = {"machine": machine(), "versions": versions(), "models": {name: results}}
+        path = options.out / f"{name}{'-compiled' if options.compiled else ''}.json"
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(SUBJECTS)}; default: all")
-    parser.add_argument("--json", type=Path, help="write the results here too, after each model")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write MODEL.json here, after each model")
+    parser.add_argument("--compiled", action="store_true", help="measure torch.compile per block instead")
+    parser.add_argument("--small", action="store_true", help="tiny models on the CPU, to try the script")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="timed steps of each way in a round")
-    parser.add_argument("--points", type=int, default=8, help="points of memfit's own frontier")
-    options = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine(), "models": {}}
+    parser.add_argument("--points", type=int, default=8, help="memfit's own budgets")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=100.0,
+        help=f"for one model; where they run out, there are fewer rounds, but at least {_FEWEST_ROUNDS} (default: 100)",
+    )
+    parser.add_argument(
+        "--slow-limit-seconds",
+        type=float,
+        default=5.0,
+        help="a slow way (save_on_cpu) whose first step takes longer is not timed (default: 5)",
+    )
+    parser.add_argument(
+        "--budget-seconds", type=float, default=60.0, help="with --compiled, for each of torch's budgets (default: 60)"
+    )
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.models) - set(SUBJECTS))
+    if unknown:
+        parser.error(f"no model {unknown[0]!r}; there are {', '.join(SUBJECTS)}")
+    device = torch.device("cpu" if options.small else "cuda")
+    if options.small:
+        # A handful of numbers is slower, not faster, on several threads.
+        torch.set_num_threads(1)
+    failed = []
     for name in options.models or SUBJECTS:
-        results["models"][name] = run(name, options.rounds, options.steps, options.points)
-        print_predictions(results["models"][name])
-        if options.json is not None:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(results, indent=1) + "\n")
-        gc.collect()
-        torch.cuda.empty_cache()
+        try:
+            run_and_write(name, device, options)
+        except ModuleNotFoundError as error:
+            print(f"{name}: left out, {error.name} is not installed", flush=True)
+        except Exception:
+            # The other models are still worth their time.
+            traceback.print_exc()
+            failed.append(name)
+        let_go(device)
+    if failed:
+        print(f"failed: {', '.join(failed)}", flush=True)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,29 +1,35 @@
-"""The models of the frontier benchmark, at the sizes people train them on one GPU. Nothing is downloaded."""
+"""The models of the frontier benchmark, at the sizes people train them on one GPU. Nothing is downloaded.
+
+Each is built where it is to run; a small one of the same kind, in fp32, tries the benchmark on a CPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from gpt import GPT, tokens
+from measuring import Way
+from peers import timm_switch, transformers_switch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_DEVICE = torch.device("cuda")
+_CUDA = torch.device("cuda")
 
 
 @dataclass(frozen=True)
 class Subject:
     """A model and a batch as memfit takes them, and the blocks that other ways put their checkpoints around.
 
-    The model returns its loss, or an output that has one.
+    The model returns its loss, or an output that has one. ``switch`` is its framework's own way to checkpoint, by name.
     """
 
     model: nn.Module
     batch: Any
     blocks: Sequence[nn.Module]
+    switch: Mapping[str, Way] = field(default_factory=dict)
 
     def output_and_loss(self) -> tuple[Any, Tensor]:
         """Run the forward pass."""
@@ -35,62 +41,104 @@ class Subject:
         return list(self.batch.values() if isinstance(self.batch, dict) else self.batch)
 
 
-def gpt_2048() -> Subject:
-    model = GPT(24, 2048).to(_DEVICE, torch.bfloat16)
-    batch = tokens(8, 2048, _DEVICE)
-    return Subject(model, (batch,), list(model.blocks))
+class SubjectBuilder(Protocol):
+    """Builds a subject on a device, in its real size or a small one."""
+
+    def __call__(self, device: torch.device = ..., *, small: bool = ...) -> Subject: ...
 
 
-def gpt_2048_autocast() -> Subject:
+def gpt_2048(device: torch.device = _CUDA, *, small: bool = False) -> Subject:
+    return _gpt(device, small, torch.float32 if small else torch.bfloat16)
+
+
+def gpt_2048_autocast(device: torch.device = _CUDA, *, small: bool = False) -> Subject:
     """The same with fp32 weights under bf16 autocast, and dropout."""
-    model = GPT(24, 2048, dropout=0.1, autocast=True).to(_DEVICE)
-    batch = tokens(8, 2048, _DEVICE)
+    return _gpt(device, small, torch.float32, dropout=0.1, autocast=True)
+
+
+def _gpt(device: torch.device, small: bool, dtype: torch.dtype, **options: Any) -> Subject:
+    vocabulary = 256 if small else 32_000
+    with device:
+        model = GPT(*((4, 64) if small else (24, 2048)), vocabulary, **options).to(dtype)
+    batch = tokens(*((2, 64) if small else (8, 2048)), device, vocabulary)
     return Subject(model, (batch,), list(model.blocks))
 
 
-def llama_2048() -> Subject:
-    return _llama(width=2048, num_layers=16, batch=8)
+def llama_2048(device: torch.device = _CUDA, *, small: bool = False) -> Subject:
+    return _llama(device, small, width=2048, num_layers=16, batch=8)
 
 
-def llama_4096() -> Subject:
-    return _llama(width=4096, num_layers=6, batch=4)
+def llama_4096(device: torch.device = _CUDA, *, small: bool = False) -> Subject:
+    return _llama(device, small, width=4096, num_layers=6, batch=4)
 
 
-def _llama(width: int, num_layers: int, batch: int) -> Subject:
+def _llama(device: torch.device, small: bool, width: int, num_layers: int, batch: int) -> Subject:
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    if small:
+        width, num_layers, batch = width // 32, 4, 2
     config = LlamaConfig(
         hidden_size=width,
         intermediate_size=width * 11 // 4,
         num_hidden_layers=num_layers,
-        num_attention_heads=width // 128,
-        num_key_value_heads=width // 128,
-        vocab_size=32_000,
+        num_attention_heads=max(1, width // 128),
+        num_key_value_heads=max(1, width // 128),
+        vocab_size=256 if small else 32_000,
         attn_implementation="sdpa",
         use_cache=False,  # torch's checkpointing runs forward twice, and the cache would grow twice
     )
-    model = LlamaForCausalLM(config).to(_DEVICE, torch.bfloat16)
-    ids = tokens(batch, 2048, _DEVICE)
-    return Subject(model, {"input_ids": ids, "labels": ids}, list(model.model.layers))
+    return _language_model(LlamaForCausalLM, config, batch, device, small)
 
 
-def resnet_152() -> Subject:
+def mixtral(device: torch.device = _CUDA, *, small: bool = False) -> Subject:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        hidden_size=32 if small else 1024,
+        intermediate_size=64 if small else 2048,
+        num_hidden_layers=3 if small else 16,
+        num_attention_heads=1 if small else 8,
+        num_key_value_heads=1 if small else 8,
+        num_local_experts=4 if small else 8,
+        vocab_size=256 if small else 32_000,
+        use_cache=False,
+    )
+    return _language_model(MixtralForCausalLM, config, 2 if small else 4, device, small)
+
+
+def _language_model(kind: Any, config: Any, batch: int, device: torch.device, small: bool) -> Subject:
+    with device:
+        model = kind(config).to(torch.float32 if small else torch.bfloat16).train()
+    ids = tokens(batch, 64 if small else 2048, device, config.vocab_size)
+    switch = {"transformers: gradient checkpointing": lambda: transformers_switch(model)}
+    return Subject(model, {"input_ids": ids, "labels": ids}, list(model.model.layers), switch)
+
+
+def resnet_152(device: torch.device = _CUDA, *, small: bool = False) -> Subject:
     import torchvision
 
-    network = torchvision.models.resnet152().to(_DEVICE, memory_format=torch.channels_last)
-    images = torch.randn(128, 3, 224, 224, device=_DEVICE).to(memory_format=torch.channels_last)
-    labels = torch.randint(0, 1000, (128,), device=_DEVICE)
+    with device:
+        network = torchvision.models.resnet18() if small else torchvision.models.resnet152()
+        network = network.to(memory_format=torch.channels_last)
+    images, labels = _images(2 if small else 128, 64 if small else 224, device)
     stages = (network.layer1, network.layer2, network.layer3, network.layer4)
-    return Subject(AutocastClassifier(network), (images, labels), [block for stage in stages for block in stage])
+    blocks = [block for stage in stages for block in stage]
+    return Subject(AutocastClassifier(network), (images.to(memory_format=torch.channels_last), labels), blocks)
 
 
-def vit_large() -> Subject:
+def vit_large(device: torch.device = _CUDA, *, small: bool = False) -> Subject:
     import timm
 
-    network = timm.create_model("vit_large_patch16_224").to(_DEVICE)
-    images = torch.randn(128, 3, 224, 224, device=_DEVICE)
-    labels = torch.randint(0, 1000, (128,), device=_DEVICE)
-    return Subject(AutocastClassifier(network), (images, labels), list(network.blocks))
+    with device:
+        network = timm.create_model("vit_tiny_patch16_224" if small else "vit_large_patch16_224")
+    images, labels = _images(2 if small else 128, 224, device)
+    switch = {"timm: gradient checkpointing": lambda: timm_switch(network)}
+    return Subject(AutocastClassifier(network), (images, labels), list(network.blocks), switch)
+
+
+def _images(batch: int, side: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    with device:
+        return torch.randn(batch, 3, side, side), torch.randint(0, 1000, (batch,))
 
 
 class AutocastClassifier(nn.Module):
@@ -103,24 +151,6 @@ class AutocastClassifier(nn.Module):
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(images.device.type, torch.bfloat16):
             return functional.cross_entropy(self.network(images), labels)
-
-
-def mixtral() -> Subject:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(
-        hidden_size=1024,
-        intermediate_size=2048,
-        num_hidden_layers=16,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        num_local_experts=8,
-        vocab_size=32_000,
-        use_cache=False,
-    )
-    model = MixtralForCausalLM(config).to(_DEVICE, torch.bfloat16)
-    ids = tokens(4, 2048, _DEVICE)
-    return Subject(model, {"input_ids": ids, "labels": ids}, list(model.model.layers))
 
 
 class UNet(nn.Module):
@@ -161,13 +191,15 @@ class _DoubleConv(nn.Module):
         return self.body(x)
 
 
-def unet() -> Subject:
-    model = UNet().to(_DEVICE, torch.bfloat16)
-    images = torch.randn(16, 3, 512, 512, device=_DEVICE, dtype=torch.bfloat16)
+def unet(device: torch.device = _CUDA, *, small: bool = False) -> Subject:
+    dtype = torch.float32 if small else torch.bfloat16
+    with device:
+        model = UNet(8 if small else 64).to(dtype)
+        images = torch.randn(2 if small else 16, 3, *((32, 32) if small else (512, 512)), dtype=dtype)
     return Subject(model, (images,), [*model.down, *model.up])
 
 
-SUBJECTS: dict[str, Callable[[], Subject]] = {
+SUBJECTS: dict[str, SubjectBuilder] = {
     "gpt-2048": gpt_2048,
     "llama-2048": llama_2048,
     "llama-4096": llama_4096,

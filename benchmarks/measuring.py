@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from rows import Row
 from torch import Tensor, nn
 
 import memfit
@@ -23,20 +25,14 @@ Step = Callable[[], object]
 OutputAndLoss = Callable[[], tuple[Any, Tensor]]
 # What to enter around steps to run them in one way.
 Way = Callable[[], AbstractContextManager[Any]]
+_Result = TypeVar("_Result")
+
+# A slow way takes part in so many rounds, with one step in each and none to warm up.
+_ROUNDS_OF_SLOW_WAYS = 2
 
 
-@dataclass(frozen=True)
-class Row:
-    """One way to run the step. ``ratio`` is to the first way of the same run; peaks are whole and above the model."""
-
-    way: str
-    median_ms: float
-    quartiles_ms: tuple[float, float]
-    ratio: float
-    peak_bytes: int
-    activation_peak_bytes: int
-    gradients_equal: bool
-    gradient_error: float
+class TimeLimitError(BaseException):
+    """A way took longer than it was given. No ``Exception``, so that nothing on the way up takes it for its own."""
 
 
 def training_step(model: nn.Module, output_and_loss: OutputAndLoss, keep_gradients: bool) -> Step:
@@ -53,6 +49,180 @@ def training_step(model: nn.Module, output_and_loss: OutputAndLoss, keep_gradien
     return step
 
 
+@dataclass
+class _Entrant:
+    way: Way
+    is_slow: bool = False
+    peak_bytes: int | None = None
+    activation_peak_bytes: int | None = None
+    gradient_error: float | None = None
+    seconds: list[float] = field(default_factory=list)
+    error: str | None = None
+
+
+class Race:
+    """Ways to run one training step, measured beside the first of them. One that raises is out; its row says why."""
+
+    def __init__(
+        self, model: nn.Module, output_and_loss: OutputAndLoss, batch: Sequence[Tensor], *, keep_gradients: bool
+    ) -> None:
+        self.device = next(model.parameters()).device
+        self.gradient_noise = 0.0
+        self._model = model
+        self._batch = batch
+        self._keep_gradients = keep_gradients
+        self._step = training_step(model, output_and_loss, keep_gradients)
+        self._entrants: dict[str, _Entrant] = {}
+        self._same_as: dict[str, str] = {}
+
+    def enter(self, name: str, way: Way, *, slow_limit_seconds: float | None = None) -> int | None:
+        """Let a way take part and return the peak of its step, or None where it raised.
+
+        With a ``slow_limit_seconds`` it is a slow way: it takes few steps, and if the first takes longer, no more.
+        """
+        entrant = self._entrants[name] = _Entrant(way, is_slow=slow_limit_seconds is not None)
+        begin = time.perf_counter()
+        self._attempt(entrant, lambda: self._take_peak(entrant))
+        seconds = time.perf_counter() - begin
+        if slow_limit_seconds is not None and seconds > slow_limit_seconds and entrant.error is None:
+            entrant.error = f"not timed: its first step took {seconds:.1f} s, more than {slow_limit_seconds:g} s"
+        return entrant.peak_bytes
+
+    def enter_as(self, name: str, same_as: str) -> None:
+        """Let ``name`` have the results of ``same_as``, which does exactly the same."""
+        self._same_as[name] = same_as
+
+    def run_alone(self, name: str, way: Way, *, num_steps: int, reference: Sequence[Tensor]) -> None:
+        """Take peak, gradients and times without leaving the way in between: for one that is dear to enter."""
+        entrant = self._entrants[name] = _Entrant(way)
+
+        def run() -> None:
+            self._take_peak(entrant)
+            torch.manual_seed(0)
+            self._step()
+            entrant.gradient_error = compare(self._gradients(), reference)
+            self._step()
+            entrant.seconds = [seconds_of(self._step, self.device) for _ in range(num_steps)]
+
+        self._attempt(entrant, run)
+
+    def host_gradients(self) -> list[Tensor]:
+        """Return a plain step's gradients in host memory, where no peak on a GPU counts them."""
+        torch.manual_seed(0)
+        self._step()
+        return [gradient.to("cpu", copy=True) for gradient in self._gradients()]
+
+    def compare_gradients(self, *, num_repeats: int) -> None:
+        """Compare all with the first way's gradients, and that with itself ``num_repeats`` times.
+
+        Call it after the peaks are taken, in which the reference must not be counted.
+        """
+        names = iter(self._entrants)
+        first = self._entrants[next(names)]
+
+        def gradients() -> list[Tensor]:
+            # The same random numbers for all: dropout would make any two steps differ.
+            torch.manual_seed(0)
+            self._step()
+            return self._gradients()
+
+        with first.way():
+            reference = [gradient.clone() for gradient in gradients()]
+            repeats = [compare(gradients(), reference) for _ in range(num_repeats)]
+        first.gradient_error = 0.0
+        for name in names:
+            entrant = self._entrants[name]
+            if entrant.error is None:
+                entrant.gradient_error = self._attempt(entrant, lambda: compare(gradients(), reference))
+        again = self._entrants.get("plain again", first).gradient_error
+        self.gradient_noise = max([*repeats, again or 0.0])
+
+    def run_rounds(
+        self, num_rounds: int, *, steps_per_round: int, fewest_rounds: int = 1, end_by: float | None = None
+    ) -> int:
+        """Time all ways in turn, round after round, and return the number of rounds.
+
+        After ``fewest_rounds``, a round that would not end before ``end_by`` (of time.perf_counter) is not begun.
+        """
+        order = list(self._entrants.values())
+        for number in range(num_rounds):
+            begin = time.perf_counter()
+            for entrant in order:
+                if entrant.error is None and not (entrant.is_slow and number >= _ROUNDS_OF_SLOW_WAYS):
+                    self._attempt(entrant, lambda entrant=entrant: self._take_times(entrant, steps_per_round))
+            # There and back again: what drifts with the machine's warmth cancels out.
+            order.reverse()
+            now = time.perf_counter()
+            if end_by is not None and number + 1 >= fewest_rounds and now + (now - begin) > end_by:
+                return number + 1
+        return num_rounds
+
+    def rows(self) -> list[Row]:
+        """Return what was measured, in the order in which the ways came."""
+        first = statistics.median(next(iter(self._entrants.values())).seconds)
+        rows = {name: _row(name, entrant, first) for name, entrant in self._entrants.items()}
+        same = [replace(rows[other], way=name, same_as=other) for name, other in self._same_as.items()]
+        return [*rows.values(), *same]
+
+    def _attempt(self, entrant: _Entrant, run: Callable[[], _Result]) -> _Result | None:
+        try:
+            with entrant.way():
+                return run()
+        except (Exception, TimeLimitError) as error:
+            entrant.error = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        if entrant is next(iter(self._entrants.values())):
+            raise RuntimeError(f"the way that all are compared with failed: {entrant.error}")
+        # Out of the except block, with which the traceback went that held the tensors of the failed step.
+        self._model.zero_grad()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+    def _take_peak(self, entrant: _Entrant) -> None:
+        if not entrant.is_slow:
+            self._step()
+        if not self._keep_gradients:
+            self._model.zero_grad()
+        before = bytes_now(self.device, self._held())
+        entrant.peak_bytes = peak_of(self._step, self.device, self._held())
+        entrant.activation_peak_bytes = entrant.peak_bytes - before
+
+    def _take_times(self, entrant: _Entrant, num_steps: int) -> None:
+        if not entrant.is_slow:
+            self._step()
+        entrant.seconds += [seconds_of(self._step, self.device) for _ in range(1 if entrant.is_slow else num_steps)]
+
+    def _held(self) -> list[Tensor]:
+        return [*self._model.parameters(), *self._model.buffers(), *self._gradients(), *self._batch]
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+
+
+def _row(name: str, entrant: _Entrant, first_seconds: float) -> Row:
+    row = Row(
+        way=name,
+        peak_bytes=entrant.peak_bytes,
+        activation_peak_bytes=entrant.activation_peak_bytes,
+        gradients_equal=None if entrant.gradient_error is None else entrant.gradient_error == 0.0,
+        gradient_error=entrant.gradient_error,
+        error=entrant.error,
+    )
+    if not entrant.seconds:
+        return row
+    times = entrant.seconds
+    median = statistics.median(times)
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+    return replace(
+        row,
+        median_ms=1e3 * median,
+        quartiles_ms=(1e3 * low, 1e3 * high),
+        ratio=median / first_seconds,
+        num_timed_steps=len(times),
+    )
+
+
 def measure(
     ways: Mapping[str, Way],
     output_and_loss: OutputAndLoss,
@@ -63,68 +233,32 @@ def measure(
     steps_per_round: int,
     keep_gradients: bool,
 ) -> list[Row]:
-    """Train in all ``ways`` in turn, round after round, and compare with the first of them."""
-    step = training_step(model, output_and_loss, keep_gradients)
-    device = next(model.parameters()).device
-
-    def held() -> list[Tensor]:
-        return [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None), *batch]
-
-    peaks = {}
+    """Train in all ``ways`` in turn, round after round, and compare with the first of them. None may fail."""
+    race = Race(model, output_and_loss, batch, keep_gradients=keep_gradients)
     for name, way in ways.items():
-        with way():
-            step()
-            if not keep_gradients:
-                model.zero_grad()
-            before = bytes_now(device, held())
-            peaks[name] = (peak_of(step, device, held()), before)
-    # After the peaks, in which the reference must not be counted.
-    errors = gradient_errors(ways, step, model)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(num_rounds):
-        for name, way in ways.items():
-            with way():
-                step()
-                seconds[name].extend(seconds_of(step, device) for _ in range(steps_per_round))
-    first = statistics.median(next(iter(seconds.values())))
-    return [
-        Row(
-            way=name,
-            median_ms=1e3 * statistics.median(times),
-            quartiles_ms=tuple(1e3 * quartile for quartile in statistics.quantiles(times, n=4)[::2]),
-            ratio=statistics.median(times) / first,
-            peak_bytes=peaks[name][0],
-            activation_peak_bytes=peaks[name][0] - peaks[name][1],
-            gradients_equal=errors[name] == 0.0,
-            gradient_error=errors[name],
-        )
-        for name, times in seconds.items()
-    ]
+        race.enter(name, way)
+    race.compare_gradients(num_repeats=0)
+    race.run_rounds(num_rounds, steps_per_round=steps_per_round)
+    rows = race.rows()
+    failed = [f"{row.way}: {row.error}" for row in rows if row.error is not None]
+    if failed:
+        raise RuntimeError("; ".join(failed))
+    return rows
 
 
-def gradient_errors(ways: Mapping[str, Way], step: Step, model: nn.Module) -> dict[str, float]:
-    """Return how far each way's gradients are from those of the first way."""
-    reference: list[Tensor] = []
-    errors = {}
-    for name, way in ways.items():
-        with way():
-            step()
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        reference = reference or [gradient.clone() for gradient in gradients]
-        errors[name] = compare(gradients, reference)
-    return errors
-
-
-def compare(gradients: list[Tensor], reference: list[Tensor]) -> float:
+def compare(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
     """Return 0.0 where all bits agree, else the largest difference of a tensor relative to its largest number."""
-    errors = [
-        0.0 if torch.equal(a, b) else float((a.float() - b.float()).abs().max() / b.float().abs().max())
-        for a, b in zip(gradients, reference, strict=True)
-    ]
+    errors = [0.0]
+    for ours, theirs in zip(gradients, reference, strict=True):
+        expected = theirs.to(ours.device)
+        if not torch.equal(ours, expected):
+            error = float((ours.float() - expected.float()).abs().max() / expected.float().abs().max())
+            # A NaN is as far as can be; max() would pass it over.
+            errors.append(error if error == error else float("inf"))
     return max(errors)
 
 
-def bytes_now(device: torch.device, held: Iterable[Tensor]) -> int:
+def bytes_now(device: torch.device, held: Sequence[Tensor]) -> int:
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
@@ -149,21 +283,21 @@ def machine() -> str:
     return f"{name}, torch {torch.__version__}, Python {platform.python_version()}, memfit {memfit.__version__}"
 
 
-def print_rows(title: str, rows: list[Row]) -> None:
+def print_rows(title: str, rows: Sequence[Row]) -> None:
     table = Table("way", "median ms", "quartiles", "ratio", "activations", "peak", "gradients", title=title)
     for row in rows:
-        low, high = row.quartiles_ms
-        table.add_row(
-            row.way,
-            f"{row.median_ms:.2f}",
-            f"{low:.2f} to {high:.2f}",
-            f"{row.ratio:.3f}",
-            format_bytes(row.activation_peak_bytes),
-            format_bytes(row.peak_bytes),
-            "equal" if row.gradients_equal else f"within {row.gradient_error:.0e}",
-        )
+        cells = [row.way]
+        if row.median_ms is None or row.quartiles_ms is None or row.ratio is None:
+            cells += ["", row.error or "", ""]
+        else:
+            low, high = row.quartiles_ms
+            cells += [f"{row.median_ms:.2f}", f"{low:.2f} to {high:.2f}", f"{row.ratio:.3f}"]
+        cells += ["" if size is None else format_bytes(size) for size in (row.activation_peak_bytes, row.peak_bytes)]
+        off = "" if row.gradient_error is None else f"within {row.gradient_error:.0e}"
+        cells.append("equal" if row.gradients_equal else off)
+        table.add_row(*cells)
     Console(width=140).print(table)
 
 
-def as_data(rows: list[Row]) -> list[dict[str, Any]]:
-    return [asdict(row) for row in rows]
+def as_data(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [row.as_data() for row in rows]

@@ -1,11 +1,11 @@
-"""The ways a user would pick instead of memfit: torch's own checkpointing, whole, in part, and selective."""
+"""The ways a user would pick instead of memfit: torch's own checkpointing, whole, in part, and selective; the switch
+that the model's framework has for it; and offloading to the host."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -42,9 +42,32 @@ def eager_peers(blocks: Sequence[nn.Module]) -> dict[str, Way]:
     }
 
 
-def offloaded() -> contextlib.AbstractContextManager[Any]:
-    """Return torch's offloading of everything that autograd saves."""
-    return torch.autograd.graph.save_on_cpu(pin_memory=True)
+def offloaded(device: torch.device) -> AbstractContextManager[Any]:
+    """Return torch's offloading of everything that autograd saves. Every byte crosses the bus twice: a slow way."""
+    # Without an accelerator nothing can be pinned; there it only tries the code.
+    return torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda")
+
+
+@contextmanager
+def transformers_switch(model: Any) -> Iterator[None]:
+    """Turn on the checkpointing of a transformers model."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    try:
+        yield
+    finally:
+        model.gradient_checkpointing_disable()
+        # The switch puts a hook on the embedding, and leaves it there when turned off.
+        model.disable_input_require_grads()
+
+
+@contextmanager
+def timm_switch(network: Any) -> Iterator[None]:
+    """Turn on the checkpointing of a timm model."""
+    network.set_grad_checkpointing(True)
+    try:
+        yield
+    finally:
+        network.set_grad_checkpointing(False)
 
 
 @contextmanager

@@ -1,0 +1,140 @@
+"""What frontier.py wrote, read back: the rows and plans of each model, from one or several files. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rows import Row
+
+GIB = 2**30
+PLAIN, PLAIN_AGAIN = "plain", "plain again"
+FULL_CHECKPOINTING = "torch: checkpoint every block"
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """What a plan was for, what it foresaw, and what was measured (None where it failed)."""
+
+    label: str
+    budget_bytes: int | None
+    predicted_peak_bytes: int
+    predicted_overhead: float
+    optimality_gap: float
+    measured_peak_bytes: int | None
+    measured_overhead: float | None
+
+    @property
+    def forced_overhead(self) -> float:
+        """What any plan of that budget must recompute, at the profiled costs of ops: a proven lower bound."""
+        return max(0.0, self.predicted_overhead - self.optimality_gap)
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """All that is known of one model. ``compiled`` is a group of its own, with its own plain step."""
+
+    name: str
+    machine: str
+    versions: Mapping[str, str]
+    note: str | None
+    rows: Mapping[str, Row]
+    plans: tuple[PlanResult, ...]
+    infeasible: Mapping[str, str]
+    compiled: Mapping[str, Row]
+    facts: Mapping[str, Any]
+
+    @property
+    def machine_and_frameworks(self) -> str:
+        """The machine, and the versions that its own line does not name."""
+        frameworks = ("transformers", "timm", "torchvision")
+        named = [f"{name} {self.versions[name]}" for name in frameworks if name in self.versions]
+        return ", ".join([self.machine, *named])
+
+    @property
+    def plain(self) -> Row:
+        """The step that saves everything."""
+        return self.rows[PLAIN]
+
+    @property
+    def time_noise(self) -> float:
+        """How far two runs of the plain step are apart, as a share of it."""
+        again = self.rows[PLAIN_AGAIN].ratio
+        return 0.0 if again is None else abs(again - 1)
+
+    @property
+    def gradient_noise(self) -> float:
+        """How far the gradients of two plain steps are apart."""
+        return max(self.facts.get("gradient_noise", 0.0), self.rows[PLAIN_AGAIN].gradient_error or 0.0)
+
+    @property
+    def smallest_budget_bytes(self) -> int:
+        """The smallest budget that memfit could plan for."""
+        found: int | None = self.facts.get("smallest_budget_bytes")
+        return found if found is not None else min(plan.predicted_peak_bytes for plan in self.plans)
+
+    def peers(self) -> list[Row]:
+        """Return the eager ways that memfit is measured against."""
+        return [row for way, row in self.rows.items() if way not in (PLAIN, PLAIN_AGAIN) and not _is_memfit(way)]
+
+    def memfit_at_peak_of(self, peer: str) -> Row | None:
+        """Return memfit's row at the peak of ``peer``; None where it was not planned."""
+        return self.rows.get(f"memfit at the peak of ({peer})")
+
+    def memfit_rows(self, *, own_only: bool = False) -> list[Row]:
+        """Return memfit's measured rows from the largest to the smallest, each measurement once.
+
+        With ``own_only``, those of its own budgets, whether or not a peer's budget gave the same plan.
+        """
+        rows = [
+            row
+            for way, row in self.rows.items()
+            if _is_memfit(way) and row.is_measured and not (own_only and _at_peak(way))
+        ]
+        distinct = {(row.same_as or row.way): row for row in rows if own_only or row.same_as is None}
+        return sorted(distinct.values(), key=lambda row: -row.activation_peak_bytes)
+
+
+def load(paths: Iterable[Path]) -> list[ModelResult]:
+    """Return the models in ``paths``; what several files say of one model (eager, compiled) is put together."""
+    documents: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        for name, model in document["models"].items():
+            known = documents.setdefault(name, {})
+            known.update(model)
+            if "rows" in model:
+                known.update({key: document.get(key) for key in ("machine", "versions", "note")})
+    return [_model(name, data) for name, data in documents.items() if "rows" in data]
+
+
+def _model(name: str, data: Mapping[str, Any]) -> ModelResult:
+    return ModelResult(
+        name=name,
+        machine=data["machine"],
+        versions=data["versions"] or {},
+        note=data["note"],
+        rows=_rows(data["rows"]),
+        plans=tuple(
+            PlanResult(label, **{key: plan[key] for key in PlanResult.__dataclass_fields__ if key != "label"})
+            for label, plan in data["plans"].items()
+        ),
+        infeasible=data.get("infeasible", {}),
+        compiled=_rows(data.get("compiled", {}).get("rows", [])),
+        facts=data,
+    )
+
+
+def _rows(data: Iterable[Mapping[str, Any]]) -> dict[str, Row]:
+    return {row["way"]: Row.from_data(row) for row in data}
+
+
+def _is_memfit(way: str) -> bool:
+    return way.startswith("memfit ")
+
+
+def _at_peak(way: str) -> bool:
+    return way.startswith("memfit at the peak of ")

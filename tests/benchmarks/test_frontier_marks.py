@@ -1,0 +1,241 @@
+"""The marks, the tables and the pictures of the frontier, on results made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from frontier_marks import Mark, Verdict, compared, marks_of, verdict_beside
+from frontier_plots import draw
+from frontier_results import GIB, ModelResult, load
+from frontier_tables import BEGIN, END, markdown, replaced
+from rows import Row
+
+ROOT = Path(__file__).parents[2]
+EVERY_BLOCK = "torch: checkpoint every block"
+SELECTIVE = "torch: selective, save matmuls + attention"
+MODEL_GIB = 1
+
+
+def row(way: str, ratio: float | None, gib: float, *, spread: float = 0.01, **more: Any) -> dict[str, Any]:
+    """A row of a 100 ms plain step whose quartiles lie ``spread`` of that around the median."""
+    times = {}
+    if ratio is not None:
+        quartiles = [100 * (ratio - spread), 100 * (ratio + spread)]
+        times = {"median_ms": 100 * ratio, "quartiles_ms": quartiles, "ratio": ratio}
+    sizes = {"activation_peak_bytes": int(gib * GIB), "peak_bytes": int((gib + MODEL_GIB) * GIB)}
+    return {"way": way, "gradients_equal": True, "gradient_error": 0.0, **times, **sizes, **more}
+
+
+def plan(measured: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A plan that foresaw exactly what was measured, with that peak as its budget."""
+    return {
+        "budget_bytes": measured["peak_bytes"],
+        "predicted_peak_bytes": measured["peak_bytes"],
+        "predicted_overhead": measured["ratio"] - 1,
+        "optimality_gap": 0.0,
+        "measured_peak_bytes": measured["peak_bytes"],
+        "measured_overhead": measured["ratio"] - 1,
+    } | more
+
+
+def made(tmp_path: Path, *changed: dict[str, Any], plans: dict[str, Any] | None = None, **more: Any) -> ModelResult:
+    """A model that meets every mark, except for what is changed: rows by their way, plans by their label."""
+    rows = {
+        entry["way"]: entry
+        for entry in (
+            row("plain", 1.0, 10.0),
+            row("plain again", 1.005, 10.0),
+            row(EVERY_BLOCK, 1.30, 3.0),
+            row(SELECTIVE, 1.10, 7.0),
+            row(f"memfit at the peak of ({EVERY_BLOCK})", 1.20, 3.0),
+            row(f"memfit at the peak of ({SELECTIVE})", 1.04, 7.0),
+            row("memfit at 7.00 GiB", 1.08, 6.0),
+            row("memfit at 3.00 GiB", 1.25, 2.0),
+        )
+    }
+    rows |= {entry["way"]: entry for entry in changed}
+    data = {
+        "rows": list(rows.values()),
+        "plans": {way: plan(entry) for way, entry in rows.items() if way.startswith("memfit") and "ratio" in entry},
+        "planning_seconds": {"frontier": 1.0, "one": 0.5},
+        "profiling_seconds": 2.0,
+        "num_ops": 7,
+    } | more
+    data["plans"] |= plans or {}
+    path = tmp_path / "made.json"
+    path.write_text(json.dumps({"machine": "a machine", "models": {"made": data}}))
+    (model,) = load([path])
+    return model
+
+
+def mark(model: ModelResult, name: str) -> Mark:
+    return {mark.name: mark for mark in marks_of(model)}[name]
+
+
+def test_what_meets_every_mark_is_said_to(tmp_path: Path) -> None:
+    assert [mark.is_met for mark in marks_of(made(tmp_path))] == [True] * 6
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "noise", "verdict"),
+    [
+        (1.10, 1.20, 0.0, Verdict.FASTER),
+        (1.20, 1.10, 0.0, Verdict.SLOWER),
+        (1.115, 1.10, 0.0, Verdict.AS_FAST),  # quartiles overlap
+        (1.14, 1.10, 0.05, Verdict.AS_FAST),  # plain steps differ by more
+        (1.06, 1.10, 0.05, Verdict.AS_FAST),
+    ],
+)
+def test_times_are_told_apart_beyond_their_spread_and_noise(
+    ours: float, theirs: float, noise: float, verdict: Verdict
+) -> None:
+    both = [Row.from_data(row("a way", ratio, 1.0)) for ratio in (ours, theirs)]
+    assert compared(*both, noise) is verdict
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        (row(f"memfit at the peak of ({EVERY_BLOCK})", 1.20, 3.001), Verdict.OVER),
+        (row(f"memfit at the peak of ({EVERY_BLOCK})", 1.40, 3.0), Verdict.SLOWER),
+        (row(f"memfit at the peak of ({EVERY_BLOCK})", None, 3.0, error="RuntimeError"), Verdict.FAILED),
+    ],
+)
+def test_a_peer_that_is_not_matched_fails_the_speed(tmp_path: Path, ours: dict[str, Any], verdict: Verdict) -> None:
+    model = made(tmp_path, ours)
+    assert verdict_beside(model, model.rows[EVERY_BLOCK]) is verdict
+    assert mark(model, "speed").is_met is False
+    assert f"{verdict} ({EVERY_BLOCK})" in mark(model, "speed").words
+
+
+def test_memory_that_memfit_cannot_reach_fails_the_speed(tmp_path: Path) -> None:
+    model = made(tmp_path, row("torch: save_on_cpu", 9.0, 0.5))
+    assert verdict_beside(model, model.rows["torch: save_on_cpu"]) is Verdict.UNREACHED
+    assert mark(model, "speed").is_met is False
+
+
+def test_a_peer_without_a_time_is_not_compared(tmp_path: Path) -> None:
+    offloading = row("torch: save_on_cpu", None, 5.0, error="not timed: its first step took 7.0 s, more than 5 s")
+    model = made(tmp_path, offloading, row("memfit at the peak of (torch: save_on_cpu)", 1.1, 5.0))
+    assert verdict_beside(model, model.rows["torch: save_on_cpu"]) is Verdict.NOT_COMPARED
+    assert mark(model, "speed") == Mark("speed", True, "2 of 2 peers")
+    assert "- torch: save_on_cpu: not timed" in markdown([model])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "gib", "is_met"),
+    [(1.04, 7.0, True), (1.10, 6.99, True), (1.10, 7.0, False), (1.20, 6.99, False), (1.04, 7.01, False)],
+)
+def test_selective_is_beaten_by_time_at_its_memory_or_by_memory_at_its_time(
+    tmp_path: Path, ratio: float, gib: float, is_met: bool
+) -> None:
+    slow = [row("memfit at 7.00 GiB", 1.25, 6.0), row(f"memfit at the peak of ({SELECTIVE})", ratio, gib)]
+    assert mark(made(tmp_path, *slow), "selective").is_met is is_met
+
+
+@pytest.mark.parametrize(
+    ("budget", "predicted", "is_met"),
+    [
+        (1000, 1000, True),
+        (999, 1000, False),
+        (1000, 1019, True),
+        (1000, 1021, False),
+        (1000, 979, False),
+        (None, 981, True),
+    ],
+)
+def test_peaks_stay_within_budgets_and_two_percent_of_what_was_predicted(
+    tmp_path: Path, budget: int | None, predicted: int, is_met: bool
+) -> None:
+    changed = plan(
+        row("memfit at 7.00 GiB", 1.08, 6.0),
+        budget_bytes=budget,
+        predicted_peak_bytes=predicted,
+        measured_peak_bytes=1000,
+    )
+    assert mark(made(tmp_path, plans={"memfit at 7.00 GiB": changed}), "peak").is_met is is_met
+
+
+@pytest.mark.parametrize(("predicted", "is_met"), [(0.031, True), (0.029, False), (0.129, True), (0.131, False)])
+def test_overheads_are_foreseen_within_five_points(tmp_path: Path, predicted: float, is_met: bool) -> None:
+    changed = plan(row("memfit at 7.00 GiB", 1.08, 6.0), predicted_overhead=predicted)
+    assert mark(made(tmp_path, plans={"memfit at 7.00 GiB": changed}), "time").is_met is is_met
+
+
+@pytest.mark.parametrize(("ratio", "gib", "is_met"), [(1.099, 6.0, True), (1.101, 6.0, False), (1.05, 6.01, False)])
+def test_half_of_the_memory_is_judged_by_the_first_plan_at_or_below_the_middle(
+    tmp_path: Path, ratio: float, gib: float, is_met: bool
+) -> None:
+    # The middle between 10 and the floor of 2 is 6; above it, the next plan below is the one of 3 GiB, at 1.20.
+    model = made(tmp_path, row("memfit at 7.00 GiB", ratio, gib))
+    assert mark(model, "half").is_met is is_met
+    assert ("+20.0% at 3.00 GiB" in mark(model, "half").words) is (gib > 6)
+
+
+@pytest.mark.parametrize(
+    ("error", "noise", "is_met"), [(0.0, 0.0, True), (1e-9, 0.0, False), (1e-3, 1e-3, True), (1.1e-3, 1e-3, False)]
+)
+def test_gradients_stray_no_farther_than_plain_ones(tmp_path: Path, error: float, noise: float, is_met: bool) -> None:
+    off = row("memfit at 7.00 GiB", 1.08, 6.0, gradient_error=error, gradients_equal=error == 0)
+    assert mark(made(tmp_path, off, gradient_noise=noise), "gradients").is_met is is_met
+
+
+def test_what_a_budget_forces_is_the_prediction_less_the_gap(tmp_path: Path) -> None:
+    changed = plan(row("memfit at 7.00 GiB", 1.08, 6.0), predicted_overhead=0.07, optimality_gap=0.02)
+    shown = markdown([made(tmp_path, plans={"memfit at 7.00 GiB": changed})])
+    assert "| memfit at 7.00 GiB | 7.00 | 7.00 | 7.00 | 5.0% | 7.0% | 8.0% |" in shown
+
+
+def test_measurements_that_two_labels_share_count_once(tmp_path: Path) -> None:
+    shared = row("memfit at 7.00 GiB", 1.04, 7.0, same_as=f"memfit at the peak of ({SELECTIVE})")
+    model = made(tmp_path, shared)
+    assert [entry.activation_peak_bytes / GIB for entry in model.memfit_rows()] == [7.0, 3.0, 2.0]
+    assert [entry.way for entry in model.memfit_rows(own_only=True)] == ["memfit at 7.00 GiB", "memfit at 3.00 GiB"]
+
+
+def test_the_compiled_group_of_another_file_joins_its_model(tmp_path: Path) -> None:
+    made(tmp_path)
+    compiled = {"rows": [row("plain", 1.0, 10.0), row("torch.compile at a budget of 0.5", 0.8, 5.0)]}
+    path = tmp_path / "made-compiled.json"
+    path.write_text(json.dumps({"machine": "another", "models": {"made": {"compiled": compiled}}}))
+    assert load([path]) == []
+    for paths in ([path, tmp_path / "made.json"], [tmp_path / "made.json", path]):
+        (model,) = load(paths)
+        assert model.machine == "a machine"
+        assert "| torch.compile at a budget of 0.5 | 0.800× | 5.0 |" in markdown([model])
+
+
+def test_the_picture_is_wide_enough_and_puts_what_is_far_slower_at_its_edge(tmp_path: Path) -> None:
+    figure = draw(made(tmp_path, row("torch: save_on_cpu", 9.0, 0.5)))
+    (axes,) = figure.axes
+    assert figure.get_size_inches()[0] * 100 == 900
+    assert axes.get_ylim()[1] < 2
+    assert {text.get_text() for text in axes.texts} == {"every block", "selective", "save_on_cpu (9.0×, above)"}
+    assert axes.get_title(loc="left") == "made\na machine"
+
+
+def test_only_what_stands_between_the_markers_is_replaced() -> None:
+    page = f"before\n\n{BEGIN}\nold\n{END}\n\nafter\n"
+    once = replaced(page, "new\n")
+    assert once == f"before\n\n{BEGIN}\n\nnew\n\n{END}\n\nafter\n"
+    assert replaced(once, "new") == once
+    for wrong in ("no markers", f"{END}\n{BEGIN}", page + page):
+        with pytest.raises(ValueError, match="once each and in this order"):
+            replaced(wrong, "new")
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    models = load(sorted((ROOT / "benchmarks/results/frontier-h200").glob("*.json")))
+    assert replaced(page, markdown(models, ROOT / "docs/images")) == page
+
+
+def test_rows_are_written_as_they_are_read() -> None:
+    entry = Row.from_data(row("a way", 1.5, 2.0, error=None, same_as="another"))
+    assert Row.from_data(json.loads(json.dumps(entry.as_data()))) == entry
+    assert entry.quartile_ratios == pytest.approx((1.49, 1.51))
+    assert not dataclasses.replace(entry, ratio=None).is_measured

@@ -1,0 +1,78 @@
+"""The frontier benchmark, run on a CPU with a tiny model: what it writes can be read, and is true to the byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from frontier_marks import Verdict, marks_of, verdict_beside
+from frontier_results import ModelResult, load
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ["--small", "--rounds", "1", "--steps", "1", "--points", "3"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("frontier")
+    subprocess.run(
+        [sys.executable, "benchmarks/frontier.py", "gpt-2048", *OPTIONS, "--out", str(folder)],
+        check=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        timeout=120,
+    )
+    return folder / "gpt-2048.json"
+
+
+@pytest.fixture
+def model(written: Path) -> ModelResult:
+    (model,) = load([written])
+    return model
+
+
+def test_all_ways_are_measured_and_each_peer_has_memfit_beside_it(model: ModelResult) -> None:
+    assert [row.way for row in model.peers()] == [
+        "torch: checkpoint every block",
+        "torch: checkpoint every 2nd block",
+        "torch: checkpoint every 3rd block",
+        "torch: checkpoint every 4th block",
+        "torch: selective, save matmuls + attention",
+        "torchtitan: selective, every 2nd matmul",
+        "torch: save_on_cpu",
+    ]
+    assert [row.way for row in model.rows.values() if row.error is not None or not row.is_measured] == []
+    in_time = {Verdict.FASTER, Verdict.AS_FAST, Verdict.SLOWER}
+    assert {verdict_beside(model, peer) for peer in model.peers()} <= in_time
+
+
+def test_peaks_on_a_cpu_are_predicted_to_the_byte_and_within_their_budgets(model: ModelResult) -> None:
+    assert len(model.plans) == 7 + 3
+    for plan in model.plans:
+        assert plan.measured_peak_bytes == plan.predicted_peak_bytes
+        assert plan.measured_peak_bytes <= plan.budget_bytes
+    smallest = model.plans[-1]
+    assert smallest.budget_bytes == smallest.measured_peak_bytes == model.smallest_budget_bytes
+
+
+def test_gradients_are_the_plain_steps(model: ModelResult) -> None:
+    assert model.gradient_noise == 0.0
+    assert all(row.gradients_equal for row in model.rows.values())
+    assert {mark.name: mark.is_met for mark in marks_of(model)}["gradients"] is True
+
+
+def test_a_plan_that_saves_everything_is_measured_as_the_plain_step(model: ModelResult) -> None:
+    largest = model.plans[7]
+    row = model.rows[largest.label]
+    assert (row.same_as, row.ratio, row.peak_bytes) == ("plain", 1.0, model.plain.peak_bytes)
+
+
+def test_the_machine_and_versions_are_beside_the_numbers(written: Path) -> None:
+    document = json.loads(written.read_text())
+    assert "CPU, torch " in document["machine"]
+    assert {"torch", "memfit"} <= set(document["versions"])

@@ -1,0 +1,142 @@
+"""How the benchmarks measure: ways that fail or are slow, time that runs out, and everything put back afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from frontier_compiled import time_limit
+from frontier_models import SUBJECTS
+from measuring import Race, TimeLimitError, compare, measure
+from peers import transformers_switch
+from torch import Tensor, nn
+
+
+class Subject:
+    """One linear layer, and a count of its forward passes."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 4)
+        self.batch = torch.ones(2, 4)
+        self.num_passes = 0
+
+    def output_and_loss(self) -> tuple[Tensor, Tensor]:
+        self.num_passes += 1
+        loss = self.model(self.batch).sum()
+        return loss, loss
+
+    def race(self) -> Race:
+        race = Race(self.model, self.output_and_loss, [self.batch], keep_gradients=False)
+        race.enter("plain", contextlib.nullcontext)
+        return race
+
+
+@contextlib.contextmanager
+def failing() -> Iterator[None]:
+    yield
+    raise torch.OutOfMemoryError("CUDA out of\n memory")
+
+
+def test_a_way_that_raises_says_why_and_the_others_go_on() -> None:
+    race = Subject().race()
+    assert race.enter("broken", failing) is not None
+    race.enter("plain again", contextlib.nullcontext)
+    race.compare_gradients(num_repeats=1)
+    race.run_rounds(2, steps_per_round=3)
+    plain, broken, again = race.rows()
+    assert broken.error == "OutOfMemoryError: CUDA out of memory"
+    assert (broken.ratio, broken.gradient_error, broken.num_timed_steps) == (None, None, None)
+    assert [(row.num_timed_steps, row.error, row.gradients_equal) for row in (plain, again)] == [(6, None, True)] * 2
+
+
+def test_the_first_way_may_not_fail() -> None:
+    subject = Subject()
+    race = Race(subject.model, subject.output_and_loss, [subject.batch], keep_gradients=False)
+    with pytest.raises(RuntimeError, match="all are compared with failed: OutOfMemoryError"):
+        race.enter("plain", failing)
+
+
+def test_measure_lets_no_failure_pass() -> None:
+    subject = Subject()
+    with pytest.raises(RuntimeError, match="broken: OutOfMemoryError"):
+        measure(
+            {"plain": contextlib.nullcontext, "broken": failing},
+            subject.output_and_loss,
+            subject.model,
+            [subject.batch],
+            num_rounds=1,
+            steps_per_round=1,
+            keep_gradients=True,
+        )
+
+
+def test_a_slow_way_takes_one_step_in_each_of_two_rounds() -> None:
+    subject = Subject()
+    race = subject.race()
+    before = subject.num_passes
+    race.enter("slow", contextlib.nullcontext, slow_limit_seconds=60.0)
+    assert subject.num_passes == before + 1
+    race.run_rounds(4, steps_per_round=3)
+    plain, slow = race.rows()
+    assert (plain.num_timed_steps, slow.num_timed_steps, slow.error) == (12, 2, None)
+
+
+def test_a_slow_way_over_its_limit_keeps_its_peak_and_is_not_timed() -> None:
+    race = Subject().race()
+    peak_bytes = race.enter("slow", contextlib.nullcontext, slow_limit_seconds=0.0)
+    race.compare_gradients(num_repeats=0)
+    race.run_rounds(1, steps_per_round=1)
+    slow = race.rows()[1]
+    assert slow.peak_bytes == peak_bytes is not None
+    assert slow.ratio is None
+    assert slow.error is not None
+    assert slow.error.startswith("not timed: its first step took ")
+
+
+@pytest.mark.parametrize(("seconds_left", "num_rounds"), [(-1.0, 3), (3600.0, 5)])
+def test_rounds_end_with_the_time_but_not_before_the_fewest(seconds_left: float, num_rounds: int) -> None:
+    race = Subject().race()
+    end_by = time.perf_counter() + seconds_left
+    assert race.run_rounds(5, steps_per_round=2, fewest_rounds=3, end_by=end_by) == num_rounds
+    assert race.rows()[0].num_timed_steps == 2 * num_rounds
+
+
+def test_the_same_way_under_another_name_has_the_same_numbers() -> None:
+    race = Subject().race()
+    race.enter_as("also plain", "plain")
+    race.run_rounds(1, steps_per_round=2)
+    plain, same = race.rows()
+    assert (same.way, same.same_as) == ("also plain", "plain")
+    assert (same.median_ms, same.quartiles_ms, same.peak_bytes) == (
+        plain.median_ms,
+        plain.quartiles_ms,
+        plain.peak_bytes,
+    )
+
+
+def test_gradients_are_compared_tensor_by_tensor_and_a_nan_is_as_far_as_can_be() -> None:
+    reference = [torch.tensor([1.0, -4.0]), torch.tensor([2.0])]
+    assert compare([t.clone() for t in reference], reference) == 0.0
+    assert compare([torch.tensor([1.0, -3.0]), torch.tensor([2.0])], reference) == 0.25
+    assert compare([reference[0], torch.tensor([float("nan")])], reference) == float("inf")
+
+
+def test_time_limits_reach_through_handlers_of_exceptions() -> None:
+    def sleep_through_exceptions() -> None:
+        with time_limit(0.05), contextlib.suppress(Exception):
+            time.sleep(10)
+
+    with pytest.raises(TimeLimitError, match=r"longer than 0\.05 s"):
+        sleep_through_exceptions()
+
+
+def test_the_switch_of_transformers_leaves_the_model_as_it_was() -> None:
+    model = SUBJECTS["llama-2048"](torch.device("cpu"), small=True).model
+    layer = model.model.layers[0]
+    with transformers_switch(model):
+        assert layer.gradient_checkpointing
+    assert not layer.gradient_checkpointing
+    assert len(model.get_input_embeddings()._forward_hooks) == 0
