@@ -131,10 +131,10 @@ class _Plans:
 
 def enter_plans(race: Race, model: torch.nn.Module, plans: Mapping[str, memfit.Plan]) -> None:
     """Enter each plan once, under its first label; one that saves everything is the plain step."""
-    first_label: dict[tuple[frozenset[str], tuple[str, ...]], str] = {(frozenset(), ()): "plain"}
+    first_label: dict[tuple[Any, ...], str] = {(frozenset(), (), ()): "plain"}
     for label, plan in plans.items():
         dropped = frozenset(value for value, decision in plan.decisions.items() if decision is not memfit.Decision.SAVE)
-        what_it_does = (dropped, plan.regions)
+        what_it_does = (dropped, plan.regions, plan.watched)
         if what_it_does in first_label:
             race.enter_as(label, first_label[what_it_does])
         else:
@@ -210,12 +210,11 @@ def let_go(device: torch.device) -> None:
     if device.type != "cuda":
         return
     torch.cuda.empty_cache()
-    # save_on_cpu leaves pinned host memory in torch's cache, and there is no public way to empty that. The names are
-    # those of 2.13 and of earlier releases.
-    for name in ("_accelerator_emptyHostCache", "_host_emptyCache"):
-        if hasattr(torch._C, name):
-            getattr(torch._C, name)()
-            break
+    # save_on_cpu leaves pinned host memory in torch's cache. 2.13 can empty that; in 2.11 only a private name can.
+    if hasattr(torch.accelerator, "empty_host_cache"):
+        torch.accelerator.empty_host_cache()
+    elif hasattr(torch._C, "_host_emptyCache"):
+        torch._C._host_emptyCache()
 
 
 def run_and_write(name: str, device: torch.device, options: argparse.Namespace) -> None:

@@ -99,7 +99,7 @@ class ModelResult:
 
 
 def load(paths: Iterable[Path]) -> list[ModelResult]:
-    """Return the models in ``paths``; what several files say of one model (eager, compiled) is put together."""
+    """Return the models in ``paths`` by name; what several files say of one (eager, compiled) is put together."""
     documents: dict[str, dict[str, Any]] = {}
     for path in paths:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -108,7 +108,7 @@ def load(paths: Iterable[Path]) -> list[ModelResult]:
             known.update(model)
             if "rows" in model:
                 known.update({key: document.get(key) for key in ("machine", "versions", "note")})
-    return [_model(name, data) for name, data in documents.items() if "rows" in data]
+    return [_model(name, data) for name, data in sorted(documents.items()) if "rows" in data]
 
 
 def _model(name: str, data: Mapping[str, Any]) -> ModelResult:

@@ -56,8 +56,9 @@ def transformers_switch(model: Any) -> Iterator[None]:
         yield
     finally:
         model.gradient_checkpointing_disable()
-        # The switch puts a hook on the embedding, and leaves it there when turned off.
-        model.disable_input_require_grads()
+        # Some releases put a hook on the embedding with it, and leave it there when it is turned off.
+        if hasattr(model, "_require_grads_hook"):
+            model.disable_input_require_grads()
 
 
 @contextmanager
