@@ -264,6 +264,8 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = sorted(set(options.models) - set(SUBJECTS))
     if unknown:
         parser.error(f"no model {unknown[0]!r}; there are {', '.join(SUBJECTS)}")
+    if not options.small and not torch.cuda.is_available():
+        parser.error("torch finds no GPU here; --small tries the script on the CPU")
     device = torch.device("cpu" if options.small else "cuda")
     if options.small:
         # A handful of numbers is slower, not faster, on several threads.

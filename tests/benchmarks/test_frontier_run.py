@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import frontier
 import pytest
+import torch
 from frontier_marks import Verdict, marks_of, verdict_beside
 from frontier_results import ModelResult, load
 
@@ -76,3 +78,9 @@ def test_the_machine_and_versions_are_beside_the_numbers(written: Path) -> None:
     document = json.loads(written.read_text())
     assert "CPU, torch " in document["machine"]
     assert {"torch", "memfit"} <= set(document["versions"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to run on")
+def test_without_a_gpu_it_says_what_can_be_done() -> None:
+    with pytest.raises(SystemExit, match="2"):
+        frontier.main(["gpt-2048"])
