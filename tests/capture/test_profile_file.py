@@ -17,7 +17,7 @@ from tests.engine.plans import profile_of
 from tests.engine.zoo import BY_NAME
 
 from memfit import LayerMemoryProfile, LayerTypeHint, ModelProfile, PlanFileError
-from memfit.graph.model_profile import Block, Phase, RecordedOp, RecordedValue, Replay, Save
+from memfit.graph.model_profile import Block, HostCosts, Phase, RecordedOp, RecordedValue, Replay, Save
 
 texts = st.text(max_size=8)
 sizes = st.integers(0, 2**64 - 1)
@@ -66,6 +66,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
         device_bytes=draw(st.none() | sizes),
         free_bytes=draw(st.none() | sizes),
         measured_with=draw(texts),
+        host=draw(st.none() | st.builds(HostCosts, *[seconds] * 7)),
     )
 
 

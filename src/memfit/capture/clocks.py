@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,22 +19,19 @@ _MAX_REPEATS = 30
 _SECONDS_PER_CALL = 2e-3
 
 
-class Cost(NamedTuple):
-    """What one call costs: its seconds, and the most bytes it held beyond its results."""
-
-    seconds: float
-    workspace_bytes: int = 0
-
-
 class Clock(Protocol):
     """Measures calls on one kind of device."""
 
-    def cost_of(self, call: Call) -> Cost:
-        """Run ``call`` several times and return what one run costs."""
+    def seconds_of(self, call: Call) -> float:
+        """Run ``call`` several times and return the seconds of one run."""
         ...
 
-    def run_once(self, call: Call) -> tuple[Any, float]:
+    def run_timed(self, call: Call) -> tuple[Any, float]:
         """Run ``call`` once and return its result and its seconds."""
+        ...
+
+    def run_weighed(self, call: Call) -> tuple[Any, int]:
+        """Run ``call`` once and return its result and the most bytes that it held beyond that."""
         ...
 
 
@@ -55,13 +52,17 @@ class WallClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def cost_of(self, call: Call) -> Cost:
-        """Run ``call`` several times and return what one run costs."""
+    def seconds_of(self, call: Call) -> float:
+        """Run ``call`` several times and return the seconds of one run."""
         first = self._seconds(call)
         repeats = min(_MAX_REPEATS, max(_MIN_REPEATS, int(_SECONDS_PER_CALL / max(first, 1e-7))))
-        return Cost(median(self._seconds(call) for _ in range(repeats)))
+        return median(self._seconds(call) for _ in range(repeats))
 
-    def run_once(self, call: Call) -> tuple[Any, float]:
+    def run_weighed(self, call: Call) -> tuple[Any, int]:
+        """Run ``call`` once; what it holds on the host for itself is not known."""
+        return call(), 0
+
+    def run_timed(self, call: Call) -> tuple[Any, float]:
         """Run ``call`` once and return its result and its seconds."""
         wait_for(self._device)
         begin = time.perf_counter()
@@ -70,7 +71,7 @@ class WallClock:
         return result, time.perf_counter() - begin
 
     def _seconds(self, call: Call) -> float:
-        return self.run_once(call)[1]
+        return self.run_timed(call)[1]
 
 
 class CudaClock:
@@ -85,23 +86,22 @@ class CudaClock:
         properties = torch.cuda.get_device_properties(device)
         self._cycles_per_second = 1e3 * getattr(properties, "clock_rate", 2_000_000)
 
-    def cost_of(self, call: Call) -> Cost:
-        """Run ``call`` several times and return what one run costs."""
+    def seconds_of(self, call: Call) -> float:
+        """Run ``call`` several times and return the seconds of one run."""
         call()
-        workspace_bytes = self._workspace_bytes(call)
         once = self._seconds(call, 1)
         repeats = min(_MAX_REPEATS, max(_MIN_REPEATS, int(_SECONDS_PER_CALL / max(once, 1e-6))))
-        return Cost(median(self._seconds(call, repeats) for _ in range(self._NUM_BATCHES)), workspace_bytes)
+        return median(self._seconds(call, repeats) for _ in range(self._NUM_BATCHES))
 
-    def _workspace_bytes(self, call: Call) -> int:
-        torch.cuda.synchronize(self._device)
+    def run_weighed(self, call: Call) -> tuple[Any, int]:
+        """Run ``call`` once and return its result and the most bytes that it held beyond that."""
+        # The allocator counts on the host as calls are made; the device need not have run them.
         torch.cuda.reset_peak_memory_stats(self._device)
         result = call()
         with_result = torch.cuda.memory_allocated(self._device)
-        del result
-        return max(0, torch.cuda.max_memory_allocated(self._device) - with_result)
+        return result, max(0, torch.cuda.max_memory_allocated(self._device) - with_result)
 
-    def run_once(self, call: Call) -> tuple[Any, float]:
+    def run_timed(self, call: Call) -> tuple[Any, float]:
         """Run ``call`` once and return its result and its seconds."""
         results: list[object] = []
         seconds = self._seconds(lambda: results.append(call()), 1)

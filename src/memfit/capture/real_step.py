@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median
 
 import torch
@@ -11,20 +12,21 @@ import torch
 from memfit.capture.calibration import calibrated
 from memfit.capture.clocks import clock_for, wait_for
 from memfit.capture.devices import device_of, memory_bytes
+from memfit.capture.host_costs import measured_host_costs
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.layers import measured_blocks
-from memfit.capture.op_costs import OpTimer, with_costs
+from memfit.capture.op_costs import OpMeter, with_costs
 from memfit.capture.recorded_runs import no_garbage_collection, record_step, record_without_saves
 from memfit.capture.recording import values_of
 from memfit.capture.step import TrainingStep
-from memfit.graph.model_profile import ModelProfile, RecordedValue
+from memfit.graph.model_profile import ModelProfile, Phase, RecordedValue
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.ledger import peak_of
 
 _NUM_TIMED_STEPS = 3
 # Ops are timed for this long, or for as long as this many steps take, whichever is longer.
-_OP_TIMING_SECONDS = 0.5
-_OP_TIMING_STEPS = 4
+_OP_TIMING_SECONDS = 1.0
+_OP_TIMING_STEPS = 8
 
 
 def profile_of_real_step(step: TrainingStep) -> ModelProfile:
@@ -43,14 +45,16 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         with state.kept(), no_garbage_collection():
             allocated_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
             peak_bytes = peak_of(step.run, device, held=recording.outside)
-        seconds = []
+        timings = []
         for _ in range(_NUM_TIMED_STEPS):
             with state.kept():
-                seconds.append(_seconds_of(step.run, device))
-        timer = OpTimer(clock_for(device), budget_seconds=max(_OP_TIMING_SECONDS, _OP_TIMING_STEPS * median(seconds)))
-        with state.kept(), timer:
+                timings.append(_timed(step, device))
+        forward_launched, launched, step_seconds = map(median, zip(*timings, strict=True))
+        timing_seconds = max(_OP_TIMING_SECONDS, _OP_TIMING_STEPS * step_seconds)
+        meter = OpMeter(clock_for(device), timing_seconds)
+        with state.kept(), meter:
             step.run_forward_and_backward()
-        ops = with_costs(recording.ops, recording.facts, timer.costs(), device)
+        ops = with_costs(recording.ops, recording.facts, meter.costs(), device)
         values = values_of(recording, natural)
         if allocated_bytes is not None:
             values += _other_memory(values, recording.num_storages, allocated_bytes)
@@ -59,11 +63,12 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
             values=values,
             blocks=measured_blocks(step.model, called, ops, values),
             peak_bytes=peak_bytes,
-            step_seconds=median(seconds),
+            step_seconds=step_seconds,
             device=str(device),
             fingerprint=fingerprint_of(step.model),
             device_bytes=device_bytes,
             free_bytes=free_bytes,
+            host=None if device.type == "cpu" else measured_host_costs(forward_launched, launched - forward_launched),
         )
         return calibrated(profile, step, state)
 
@@ -77,9 +82,21 @@ def _other_memory(
     return (RecordedValue("(other memory on the device)", other_bytes, op_index=None, storage=num_storages),)
 
 
-def _seconds_of(step: Callable[[], object], device: torch.device) -> float:
+def _timed(step: TrainingStep, device: torch.device) -> tuple[float, float, float]:
+    """Run ``step``; return the seconds until its forward pass was launched, until all was, and until all was done."""
+    forward_launched = 0.0
+
+    @contextmanager
+    def around(phase: Phase) -> Iterator[None]:
+        nonlocal forward_launched
+        yield
+        if phase is Phase.FORWARD:
+            forward_launched = time.perf_counter()
+
     wait_for(device)
     begin = time.perf_counter()
-    step()
+    held = step.run(around)
+    launched = time.perf_counter()
+    del held
     wait_for(device)
-    return time.perf_counter() - begin
+    return forward_launched - begin, launched - begin, time.perf_counter() - begin

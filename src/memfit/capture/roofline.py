@@ -63,9 +63,9 @@ class Roofline:
             for dtype in dict.fromkeys(dtypes):
                 # Random numbers: a chip runs products of equal ones faster than it ever runs a model's.
                 matrix = torch.randn(width, width, device=device).to(dtype)
-                rates[dtype] = 2 * width**3 / clock.cost_of(partial(torch.mm, matrix, matrix)).seconds
+                rates[dtype] = 2 * width**3 / clock.seconds_of(partial(torch.mm, matrix, matrix))
             one = torch.ones(1, device=device)
-            shortest_seconds = clock.cost_of(partial(torch.add, one, one)).seconds
+            shortest_seconds = clock.seconds_of(partial(torch.add, one, one))
             return Roofline(rates, _copied_bytes_per_second(device), shortest_seconds)
 
 
@@ -81,4 +81,4 @@ def _copied_bytes_per_second(device: torch.device) -> float:
             num_bytes //= 2
             if num_bytes < 2**16:
                 raise
-    return 2 * num_bytes / clock_for(device).cost_of(partial(target.copy_, source)).seconds
+    return 2 * num_bytes / clock_for(device).seconds_of(partial(target.copy_, source))

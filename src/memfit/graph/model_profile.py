@@ -100,12 +100,31 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCosts:
+    """What the host spends, in seconds, to launch a plain step, and in Python on each thing that the engine does.
+
+    ``forward`` and ``backward`` are the plain step's, the optimizer's part in the latter. Then: an op that runs where
+    ops are recorded, with the views around it, and more where its result is dropped; going into a module to listen
+    there; a tensor that autograd saves where saves are watched, and its way back; an op that is run again.
+    """
+
+    forward: float
+    backward: float
+    recorded_op: float
+    dropped_op: float
+    entry: float
+    watched_save: float
+    replayed_op: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """One measured training step.
 
     ``peak_bytes`` is the measured peak of the plain step: everything that lived on the device, parameters included.
     ``device_bytes`` is all the memory that the device has, ``free_bytes`` how much of it this step can have at most,
     counting what it holds already; None where that is not known. ``measured_with`` says how the numbers came about.
+    ``host`` is what the host has to do while the device computes; None where they are one, or it was not measured.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -118,6 +137,7 @@ class ModelProfile:
     device_bytes: int | None = None
     free_bytes: int | None = None
     measured_with: str = "real step"
+    host: HostCosts | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path`` as JSON, compressed where the path ends in ``.gz``."""

@@ -9,10 +9,11 @@ import json
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import asdict, fields
 from typing import Any
 
 from memfit.errors import InvalidParameterError, PlanFileError
-from memfit.graph.model_profile import Block, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
+from memfit.graph.model_profile import Block, HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
 from memfit.layers.document import check_fields, check_kind, read_document, write_text
 from memfit.layers.profile import LayerMemoryProfile, LayerTypeHint
 from memfit.layers.validation import shown, whole_number
@@ -34,6 +35,7 @@ _OP_DEFAULTS: dict[str, Any] = {
     "workspace_bytes": 0,
 }
 _VALUE_DEFAULTS: dict[str, Any] = {"op_index": None, "dies_after": None, "saves": [], "comes_back": True}
+_HOST_FIELDS = tuple(field.name for field in fields(HostCosts))
 _LAYER_FIELDS = ("layer_idx", "layer_type", "activation_size_bytes", "recompute_flops")
 
 
@@ -41,6 +43,8 @@ def save_profile(profile: ModelProfile, path: str | os.PathLike[str]) -> None:
     """Write ``profile`` to ``path`` in one go: whoever reads it sees the old file or the new one, never a part."""
     head: dict[str, Any] = {"format": PROFILE_FORMAT, "version": PROFILE_VERSION}
     head |= {name: getattr(profile, name) for name in _HEAD}
+    if profile.host is not None:
+        head["host"] = asdict(profile.host)
     entries = {
         "blocks": map(_block_entry, profile.blocks),
         "ops": map(_op_entry, profile.ops),
@@ -55,16 +59,19 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     """Return the profile in the file at ``path``; what is wrong with it is a ``PlanFileError`` with the place."""
     document = read_document(path)
     check_kind(document, path, expected=PROFILE_FORMAT, version=PROFILE_VERSION)
-    check_fields(document, f"{path}", required=frozenset({"format", "version", *_HEAD, *_LISTS}))
+    required = frozenset({"format", "version", *_HEAD, *_LISTS})
+    check_fields(document, f"{path}", required=required, optional=frozenset({"host"}))
     for name in _LISTS:
         if not isinstance(document[name], list):
             raise PlanFileError(f'{path}: "{name}" must be a list; got {shown(document[name])}')
     reader = _Reader(len(document["ops"]), len(document["values"]))
-    fields = _read(reader.head, {name: document[name] for name in _HEAD}, f"{path}")
+    contents = _read(reader.head, {name: document[name] for name in _HEAD}, f"{path}")
+    if document.get("host") is not None:
+        contents["host"] = _read(reader.host, document["host"], f"{path}: host")
     for name, read in (("ops", reader.op), ("values", reader.value), ("blocks", reader.block)):
         entries = enumerate(document[name])
-        fields[name] = tuple(_read(read, entry, f"{path}: {name}[{place}]") for place, entry in entries)
-    return ModelProfile(**fields)
+        contents[name] = tuple(_read(read, entry, f"{path}: {name}[{place}]") for place, entry in entries)
+    return ModelProfile(**contents)
 
 
 def _read(read: Any, entry: Any, place: str) -> Any:
@@ -141,6 +148,10 @@ class _Reader:
                 whole_number(entry[name], name)
         whole_number(entry["peak_bytes"], "peak_bytes")
         return entry | {"step_seconds": _seconds(entry["step_seconds"], "step_seconds")}
+
+    def host(self, entry: Any, place: str) -> HostCosts:
+        costs = check_fields(entry, place, required=frozenset(_HOST_FIELDS))
+        return HostCosts(**{name: _seconds(costs[name], name) for name in _HOST_FIELDS})
 
     def op(self, entry: Any, place: str) -> RecordedOp:
         fields = check_fields(entry, place, required=frozenset({"op", "call"}), optional=frozenset(_OP_DEFAULTS))

@@ -16,7 +16,6 @@ from memfit.layers.validation import whole_number
 from memfit.planning.block_values import BlockValues, is_statistic
 from memfit.planning.bound import LowerBound
 from memfit.planning.budgets import BudgetLike, budget_in_bytes
-from memfit.planning.regions import listening_for
 from memfit.planning.search import explored
 from memfit.planning.selectors import select
 from memfit.planning.simulator import judged, simulated
@@ -123,7 +122,7 @@ def _plan_of(
     """Return the plan that recomputes these values; ``missed`` is the next faster candidate, which did not fit."""
     profile = step.profile
     simulation = simulated(step, recomputed)
-    gap_seconds = simulation.recompute_seconds
+    gap_seconds = simulation.added_seconds
     if trade_off is not None and missed is not None:
         if trade_off.is_exact or not recomputed:
             gap_seconds = 0.0
@@ -136,9 +135,10 @@ def _plan_of(
                 simulated(step, missed.recomputed).peak_op_index,
                 simulated(step, set()).peak_op_index,
             }
-            gap_seconds -= bound.seconds(budget_bytes if budget_bytes is not None else simulation.peak_bytes, times)
+            bound_bytes = budget_bytes if budget_bytes is not None else simulation.peak_bytes
+            gap_seconds -= step.time.at_least(bound.seconds(bound_bytes, times))
     step_seconds = profile.step_seconds or 1.0
-    listening = listening_for(profile, recomputed)
+    listening = step.listeners.modules_for(recomputed)
     return Plan(
         decisions={
             profile.values[index].name: Decision.RECOMPUTE if index in recomputed else Decision.SAVE
@@ -149,7 +149,7 @@ def _plan_of(
         recompute_flops=simulation.recompute_flops,
         fingerprint=profile.fingerprint,
         predicted_peak_bytes=simulation.peak_bytes,
-        predicted_overhead=simulation.recompute_seconds / step_seconds,
+        predicted_overhead=simulation.added_seconds / step_seconds,
         optimality_gap=max(gap_seconds, 0.0) / step_seconds,
         budget_bytes=budget_bytes,
     )

@@ -1,4 +1,4 @@
-"""Finds the modules in which the engine must listen for a plan. Ops outside them pay nothing.
+"""Finds the modules in which the engine must listen for a plan, and what that costs. Ops outside them pay nothing.
 
 It listens in two ways. Where ops are *recorded*, each one passes through Python; that is for the ops whose outputs are
 recomputed. Where saves are *watched*, each tensor that autograd saves does; that is for the ops that save such outputs,
@@ -9,17 +9,22 @@ modules are chosen to make it as little as possible altogether.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
-from memfit.graph.model_profile import ModelProfile, Phase
+from memfit.graph.model_profile import HostCosts, ModelProfile, Phase
 from memfit.graph.names import is_within
 
-# In the cost of one op that passes through Python: going into a module, and one tensor that autograd saves.
-_ENTRY_COST = 0.6
-_SAVE_COST = 0.4
-# Ops in a profile leave out views, which pass through Python as well: about one for each op.
-_CALLS_PER_OP = 2.0
+# Where they were not measured: as on one thread of an AMD EPYC (benchmarks/recording_cost.py). Only ratios matter then.
+USUAL_COSTS = HostCosts(
+    forward=0.0,
+    backward=0.0,
+    recorded_op=13e-6,
+    dropped_op=9e-6,
+    entry=3.5e-6,
+    watched_save=4.5e-6,
+    replayed_op=10e-6,
+)
 
 
 class Listening(NamedTuple):
@@ -32,72 +37,118 @@ class Listening(NamedTuple):
     watched: tuple[str, ...]
 
 
-def listening_for(profile: ModelProfile, recomputed: Set[int]) -> Listening:
-    """Return where to listen so that the values with the indices in ``recomputed`` are dropped and brought back.
+class ListeningCost(NamedTuple):
+    """The seconds that listening adds to what the host does in the forward and in the backward pass."""
+
+    forward: float
+    backward: float
+
+
+class Listeners:
+    """Where to listen in one profiled step, for any plan of it.
 
     Recorded are the ops whose outputs are recomputed, and those that write over such an output or over what its replay
-    starts from, which must then be copied first.
+    starts from, which must then be copied first. Watched are the ops that save such outputs.
     """
-    forward = [op for op in profile.ops if op.phase is Phase.FORWARD]
-    replayed = [op for op in forward if any(output in recomputed for output in op.outputs)]
-    touched = set(recomputed).union(*(op.inputs for op in replayed))
-    recording = {op.module for op in replayed}
-    recording.update(op.module for op in forward if not touched.isdisjoint(op.rewrites))
-    watching = {
-        # Where it is not known for which op it was saved, it may be any.
-        "" if save.op_index is None else profile.ops[save.op_index].module
-        for value in recomputed
-        for save in profile.values[value].saves
-    }
-    tree = _ModuleTree(profile)
-    regions = tree.cheapest_cover(recording, Counter({path: _CALLS_PER_OP * n for path, n in tree.num_ops.items()}))
-    watched = tree.cheapest_cover(watching, Counter({path: _SAVE_COST * n for path, n in tree.num_saves.items()}))
-    return Listening(tree.with_blocks(regions, recording), watched)
-
-
-class _ModuleTree:
-    """The modules known to have run, with how many ops ran and how many tensors were saved in each itself."""
 
     def __init__(self, profile: ModelProfile) -> None:
-        forward = [op for op in profile.ops if op.phase is Phase.FORWARD and op.module is not None]
-        saving = [save.op_index for value in profile.values for save in value.saves if save.op_index is not None]
-        self.num_ops = Counter(op.module or "" for op in forward)
-        self.num_saves = Counter(profile.ops[index].module or "" for index in saving)
+        self._costs = profile.host or USUAL_COSTS
+        ops = profile.ops
+        forward = [op for op in ops if op.phase is Phase.FORWARD]
+        self._op_of_value = [None if value.op_index is None else ops[value.op_index] for value in profile.values]
+        self._writers = [(frozenset(op.rewrites), op.module) for op in forward if op.rewrites]
+        self._saved_in = [
+            # Where it is not known for which op it was saved, it may be any.
+            tuple("" if save.op_index is None else ops[save.op_index].module for save in value.saves)
+            for value in profile.values
+        ]
+        num_ops = Counter(op.module for op in forward if op.module is not None)
+        num_saves = Counter(module for modules in self._saved_in for module in modules if module is not None)
         self._blocks = [block.path for block in profile.blocks]
         # A container such as nn.ModuleList is never called, so that nothing can be put around it.
-        ran = dict.fromkeys([*self.num_ops, *self._blocks])
-        self._children: dict[str, list[str]] = {"": []}
-        for path in sorted(ran, key=len):
-            if path:
-                self._children.setdefault(path, [])
-                around = next(other for other in path_and_ancestors(path) if other != path and other in self._children)
-                self._children[around].append(path)
-        self._order = {path: position for position, path in enumerate(ran)}
+        ran = dict.fromkeys([*num_ops, *self._blocks])
+        self._recording = _Cover(ran, num_ops, self._costs.recorded_op, self._costs.entry)
+        self._watching = _Cover(ran, num_saves, self._costs.watched_save, self._costs.entry)
 
-    def cheapest_cover(self, needed: Set[str | None], cost_inside: Mapping[str, float]) -> tuple[str, ...]:
-        """Return modules that have the ``needed`` ones in them, of which going in and listening costs the least."""
-        cost_of_all = dict.fromkeys(self._children, 0.0)
-        best: dict[str, tuple[float, list[str]]] = {}
-        for path in sorted(self._children, key=len, reverse=True):
-            parts = [best[child] for child in self._children[path]]
-            cost_of_all[path] = cost_inside.get(path, 0.0) + sum(cost_of_all[child] for child in self._children[path])
-            of_parts = sum(cost for cost, _ in parts)
-            of_whole = _ENTRY_COST + cost_of_all[path]
-            if path in needed or of_whole <= of_parts:
-                best[path] = (of_whole, [path])
-            else:
-                best[path] = (of_parts, [module for _, modules in parts for module in modules])
-        return tuple(sorted(best[""][1], key=lambda path: self._order.get(path, -1)))
-
-    def with_blocks(self, regions: tuple[str, ...], needed: Set[str | None]) -> tuple[str, ...]:
-        """Return ``regions`` and the outermost blocks inside them that have needed modules in them."""
-        around_needed = {ancestor for path in needed if path is not None for ancestor in path_and_ancestors(path)}
-        inside = [
+    def modules_for(self, recomputed: Set[int]) -> Listening:
+        """Return where to listen so that the values with the indices in ``recomputed`` are dropped and brought back."""
+        recorded, watched = self._recorded_in(recomputed), self._watched_in(recomputed)
+        regions = self._recording.cheapest(recorded)[1]
+        around_recorded = {ancestor for path in recorded for ancestor in path_and_ancestors(path)}
+        blocks_inside = [
             block
             for block in _outermost(self._blocks)
-            if block in around_needed and block not in regions and any(is_within(block, path) for path in regions)
+            if block in around_recorded and block not in regions and any(is_within(block, path) for path in regions)
         ]
-        return tuple(sorted((*regions, *inside), key=lambda path: self._order.get(path, -1)))
+        order = self._recording.order
+        return Listening(order([*regions, *blocks_inside]), order(self._watching.cheapest(watched)[1]))
+
+    def cost_of(self, recomputed: Set[int], num_replayed: int) -> ListeningCost:
+        """Return what that costs the host, where ``num_replayed`` ops are run again."""
+        recorded, _ = self._recording.cheapest(self._recorded_in(recomputed))
+        watched, _ = self._watching.cheapest(self._watched_in(recomputed))
+        # A save comes by once in each pass. An op with several recomputed outputs is dropped once; so few have that
+        # counting values is as good.
+        return ListeningCost(
+            forward=recorded + watched / 2 + self._costs.dropped_op * len(recomputed),
+            backward=watched / 2 + self._costs.replayed_op * num_replayed,
+        )
+
+    def _recorded_in(self, recomputed: Set[int]) -> set[str]:
+        replayed = [op for value in recomputed if (op := self._op_of_value[value]) is not None]
+        modules = {op.module for op in replayed}
+        if self._writers:
+            touched = set(recomputed).union(*(op.inputs for op in replayed))
+            modules.update(module for rewritten, module in self._writers if not touched.isdisjoint(rewritten))
+        return {module for module in modules if module is not None}
+
+    def _watched_in(self, recomputed: Set[int]) -> set[str]:
+        return {module for value in recomputed for module in self._saved_in[value] if module is not None}
+
+
+class _Cover:
+    """Finds the modules to go into so as to have given ones in them, at the least cost of going in and of listening.
+
+    ``ran`` are the modules that can be gone into; ``counts`` how many things, at ``cost_of_each``, happen in each
+    module itself.
+    """
+
+    def __init__(self, ran: Iterable[str], counts: Mapping[str, int], cost_of_each: float, entry_cost: float) -> None:
+        self._position = {path: position for position, path in enumerate(ran)}
+        self._around: dict[str, str] = {}
+        self._cost_of_whole: dict[str, float] = {"": counts.get("", 0) * cost_of_each + entry_cost}
+        for path in sorted((path for path in self._position if path), key=len):
+            self._around[path] = next(
+                other for other in path_and_ancestors(path) if other != path and other in self._cost_of_whole
+            )
+            self._cost_of_whole[path] = entry_cost
+            cost_inside = counts.get(path, 0) * cost_of_each
+            for ancestor in self._and_around(path):
+                self._cost_of_whole[ancestor] += cost_inside
+
+    def cheapest(self, needed: Set[str]) -> tuple[float, list[str]]:
+        """Return the cost and the modules; whatever is needed lies in one of them."""
+        concerned = {path for module in needed for path in self._and_around(module)}
+        best: dict[str, tuple[float, list[str]]] = dict.fromkeys(concerned, (0.0, []))
+        total: tuple[float, list[str]] = (0.0, [])
+        for path in sorted(concerned, key=len, reverse=True):
+            of_parts, parts = best[path]
+            of_whole = self._cost_of_whole[path]
+            total = (of_whole, [path]) if path in needed or of_whole <= of_parts else (of_parts, parts)
+            if path:
+                cost_around, parts_around = best[self._around[path]]
+                best[self._around[path]] = (cost_around + total[0], parts_around + total[1])
+        return total
+
+    def order(self, paths: Iterable[str]) -> tuple[str, ...]:
+        """Return the modules in the order in which they ran, the model first."""
+        return tuple(sorted(paths, key=lambda path: self._position[path] if path else -1))
+
+    def _and_around(self, path: str) -> Iterator[str]:
+        yield path
+        while path:
+            path = self._around[path]
+            yield path
 
 
 def path_and_ancestors(path: str) -> Iterator[str]:

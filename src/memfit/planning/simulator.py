@@ -28,10 +28,11 @@ from memfit.planning.step import NEVER, Bytes, Step
 
 
 class Judgement(NamedTuple):
-    """What planners compare: the peak of the step and what it adds to the plain one."""
+    """What planners compare: the peak of the step, the seconds of its replays, and those it takes longer altogether."""
 
     peak_bytes: int
     recompute_seconds: float
+    added_seconds: float
 
 
 class LiveBytes(NamedTuple):
@@ -46,7 +47,8 @@ class Simulation:
     """One step under a plan.
 
     ``timeline_bytes`` has, for each recorded op, the most that is live while it and the replays just before it run.
-    ``replayed_ops`` are op indices in the order in which they are run again. ``live_at_peak`` is largest first.
+    ``replayed_ops`` are op indices in the order in which they are run again, which takes ``recompute_seconds``; the
+    step takes ``added_seconds`` longer altogether. ``live_at_peak`` is largest first.
     """
 
     peak_bytes: int
@@ -54,6 +56,7 @@ class Simulation:
     timeline_bytes: Bytes
     live_at_peak: tuple[LiveBytes, ...]
     recompute_seconds: float
+    added_seconds: float
     recompute_flops: int
     replayed_ops: tuple[int, ...]
 
@@ -70,7 +73,9 @@ def simulate(profile: ModelProfile, recomputed: Set[int]) -> Simulation:
 def judged(step: Step, recomputed: Set[int]) -> Judgement:
     """Return the peak and the extra seconds; ``recomputed`` is as `Step.recomputed_of` returns it."""
     walk = _Walk(step, recomputed)
-    return Judgement(int(walk.memory_bytes.max(initial=step.resident_bytes)), walk.recompute_seconds)
+    return Judgement(
+        int(walk.memory_bytes.max(initial=step.resident_bytes)), walk.recompute_seconds, walk.added_seconds
+    )
 
 
 def simulated(step: Step, recomputed: Set[int]) -> Simulation:
@@ -85,6 +90,7 @@ def simulated(step: Step, recomputed: Set[int]) -> Simulation:
         timeline_bytes=timeline,
         live_at_peak=walk.live_at(peak_position),
         recompute_seconds=walk.recompute_seconds,
+        added_seconds=walk.added_seconds,
         recompute_flops=sum(step.profile.ops[op].flops for op in walk.replayed_ops),
         replayed_ops=tuple(walk.replayed_ops),
     )
@@ -112,6 +118,10 @@ class _Walk:
     def recompute_seconds(self) -> float:
         seconds = self._step.op_seconds
         return sum(seconds[op] for op in self.replayed_ops)
+
+    @property
+    def added_seconds(self) -> float:
+        return self._step.time.added(self._recomputed, len(self.replayed_ops), self.recompute_seconds)
 
     def _order_runs(self, recipes: list[int]) -> None:
         """Find which recipes run, for which read, and how long the others can be asked for; the last recipe first."""

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memfit.graph.model_profile import ModelProfile, Phase, Replay, Save
+from memfit.planning.regions import Listeners
+from memfit.planning.step_time import StepTime
 
 Bytes = npt.NDArray[np.int64]
 
@@ -112,6 +114,16 @@ class Step:
     def last_time_before_reads(self) -> int:
         """The last op before the backward pass reads anything: then all that is saved is held."""
         return max(min(self.read_times, default=self.num_ops) - 1, 0)
+
+    @cached_property
+    def listeners(self) -> Listeners:
+        """Where the engine must listen for each plan."""
+        return Listeners(self.profile)
+
+    @cached_property
+    def time(self) -> StepTime:
+        """How long the step takes under each plan."""
+        return StepTime(self.profile, self.listeners)
 
     @cached_property
     def plannable(self) -> tuple[int, ...]:

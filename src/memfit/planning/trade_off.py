@@ -15,6 +15,7 @@ class Candidate(NamedTuple):
     recomputed: frozenset[int]
     peak_bytes: int
     recompute_seconds: float
+    added_seconds: float
 
 
 class TradeOff:
@@ -50,7 +51,7 @@ class TradeOff:
         """
         best: list[Candidate] = []
         entries = [Candidate(recomputed, *judgement) for recomputed, judgement in self._judgements.items()]
-        entries.sort(key=lambda c: (c.recompute_seconds, c.peak_bytes, len(c.recomputed), sorted(c.recomputed)))
+        entries.sort(key=lambda c: (c.added_seconds, c.peak_bytes, len(c.recomputed), sorted(c.recomputed)))
         for candidate in entries:
             if not best or candidate.peak_bytes < best[-1].peak_bytes:
                 best.append(candidate)

@@ -31,6 +31,6 @@ def strategy_marks(profile: ModelProfile) -> tuple[Mark, ...]:
         if recomputed not in seen:
             seen.add(recomputed)
             simulation = simulated(step, recomputed)
-            overhead = simulation.recompute_seconds / profile.step_seconds if profile.step_seconds else 0.0
+            overhead = simulation.added_seconds / profile.step_seconds if profile.step_seconds else 0.0
             marks.append(Mark(label, simulation.peak_bytes, overhead))
     return tuple(marks)

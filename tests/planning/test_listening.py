@@ -1,0 +1,128 @@
+"""Where the engine listens: the cheapest modules that have all in them that a plan needs, against all that could be."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
+from memfit.graph.names import is_within
+from memfit.planning.regions import Listeners
+from memfit.planning.step_time import StepTime
+
+COSTS = HostCosts(
+    forward=10.0, backward=20.0, recorded_op=4.0, dropped_op=3.0, entry=2.0, watched_save=2.0, replayed_op=5.0
+)
+MODULES = ["", "a", "a.x", "a.y", "b.x", "b.y", "b.y.z"]
+
+
+def profile_of(
+    modules: list[str], host: HostCosts | None = COSTS, rewriting: frozenset[int] = frozenset()
+) -> ModelProfile:
+    """One op in each of ``modules``, in a chain; each output is saved by the next op. ``rewriting`` ops do so."""
+    num = len(modules)
+    ops = [
+        RecordedOp(module, "aten.sin", k, (k,), (k + 1,), (k,) if k in rewriting else (), 1, Replay.YES, seconds=1.0)
+        for k, module in enumerate(modules)
+    ]
+    ops += [
+        RecordedOp(None, "aten.cos", k, (num - k,), (), (), 1, Replay.YES, Phase.BACKWARD, seconds=2.0)
+        for k in range(num)
+    ]
+    values = [RecordedValue("batch", 8, None, 0)]
+    values += [
+        RecordedValue(
+            f"{module}::aten.sin#{k}",
+            8,
+            k,
+            k + 1,
+            dies_after=min(k + 1, num - 1),
+            saves=(Save(2 * num - k - 1, 2 * num - k - 1, k + 1),) if k + 1 < num else (),
+        )
+        for k, module in enumerate(modules)
+    ]
+    return ModelProfile(tuple(ops), tuple(values), (), 100, 3.0 * num, "cuda:0", "f", host=host)
+
+
+def cost_of_modules(chosen: tuple[str, ...], inside: list[str], each: float) -> float:
+    heard = [module for module in inside if any(is_within(module, path) for path in chosen)]
+    return COSTS.entry * len(chosen) + each * len(heard)
+
+
+def cheapest(candidates: list[str], needed: set[str], inside: list[str], each: float) -> float:
+    """Try all sets of modules none of which lies in another."""
+    costs = []
+    for size in range(len(candidates) + 1):
+        for chosen in combinations(candidates, size):
+            is_flat = not any(a != b and is_within(a, b) for a in chosen for b in chosen)
+            if is_flat and all(any(is_within(module, path) for path in chosen) for module in needed):
+                costs.append(cost_of_modules(chosen, inside, each))
+    return min(costs)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(MODULES), min_size=1, max_size=12), st.data())
+def test_no_other_modules_cost_less(modules: list[str], data: st.DataObject) -> None:
+    profile = profile_of(modules)
+    values = st.integers(1, len(modules))
+    recomputed = data.draw(st.frozensets(values, min_size=1))
+    listening = Listeners(profile).modules_for(recomputed)
+    ran = sorted({"", *modules})
+    recorded = {modules[value - 1] for value in recomputed}
+    saving = modules[1:]
+    watched = {modules[value] for value in recomputed if value < len(modules)}
+    assert all(any(is_within(module, path) for path in listening.regions) for module in recorded)
+    assert all(any(is_within(module, path) for path in listening.watched) for module in watched)
+    of_recording = cost_of_modules(listening.regions, modules, COSTS.recorded_op)
+    of_watching = cost_of_modules(listening.watched, saving, COSTS.watched_save)
+    assert of_recording == cheapest(ran, recorded, modules, COSTS.recorded_op)
+    assert of_watching == cheapest(ran, watched, saving, COSTS.watched_save)
+    cost = Listeners(profile).cost_of(recomputed, num_replayed=7)
+    assert cost.forward == of_recording + of_watching / 2 + COSTS.dropped_op * len(recomputed)
+    assert cost.backward == of_watching / 2 + COSTS.replayed_op * 7
+
+
+def test_a_write_over_what_a_replay_starts_from_is_recorded() -> None:
+    modules = ["a", "b", "c"]
+    assert Listeners(profile_of(modules)).modules_for({2}).regions == ("b",)
+    # What "a" made is what the replay of "b" starts from, and "c" writes over what "b" made.
+    assert Listeners(profile_of(modules, rewriting=frozenset({2}))).modules_for({2}).regions == ("b", "c")
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "expected"),
+    [
+        # The device computes for 4 and 8 seconds. Two recorded, watched and dropped ops cost the host 2 * (2 + 4) +
+        # 2 * (2 + 2) / 2 + 2 * 3 = 22 seconds in the forward pass and 4 + 2 * 5 = 14 in the backward pass.
+        (0.0, 0.0, 22.0 + 14.0 - 12.0),  # the host is what takes long: 36 seconds instead of 12
+        (1.0, 9.0, 23.0 + 23.0 - 12.0),
+        (20.0, 0.0, 42.0 + 14.0 - 28.0),  # the plain step waited for its forward pass already
+        (30.0, 30.0, 22.0 + 14.0),  # and here all the time
+    ],
+)
+def test_added_seconds_by_hand(forward: float, backward: float, expected: float) -> None:
+    host = HostCosts(forward, backward, 4.0, 3.0, 2.0, 2.0, 5.0)
+    profile = profile_of(["a", "b", "c", "d"], host)
+    step_time = StepTime(profile, Listeners(profile))
+    assert step_time.launches_may_matter
+    assert step_time.added({1, 2}, num_replayed=2, replay_seconds=2.0) == expected
+
+
+def test_a_device_that_never_waits_is_slowed_by_replays_alone() -> None:
+    for host in (None, HostCosts(0.1, 0.1, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3)):
+        profile = profile_of(["a", "b", "c", "d"], host)
+        step_time = StepTime(profile, Listeners(profile))
+        assert not step_time.launches_may_matter
+        assert step_time.added({1, 2}, num_replayed=2, replay_seconds=2.0) == 2.0
+        assert step_time.at_least(2.0) == 2.0
+
+
+def test_replays_that_fit_into_the_wait_for_launches_add_nothing() -> None:
+    profile = profile_of(["a", "b"], HostCosts(30.0, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    step_time = StepTime(profile, Listeners(profile))
+    assert step_time.added({1}, num_replayed=1, replay_seconds=1.0) == 0.0
+    # The forward pass takes 30 seconds to launch, so that the backward pass may take 30 on the device, not 4.
+    assert step_time.added({1}, num_replayed=1, replay_seconds=27.0) == 1.0
