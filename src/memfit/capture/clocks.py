@@ -17,6 +17,8 @@ _MIN_REPEATS = 3
 _MAX_REPEATS = 30
 # Enough to see past a single disturbance; what takes longer is repeated less.
 _SECONDS_PER_CALL = 2e-3
+# About as long as a slow host takes to launch an op from Python.
+_USUAL_LAUNCH_SECONDS = 100e-6
 
 
 class Clock(Protocol):
@@ -78,8 +80,8 @@ class CudaClock:
     """CUDA events around many launches at once, queued behind a pause so that no gap between launches is counted."""
 
     _NUM_BATCHES = 3
-    # More than the host needs to launch one op from Python.
-    _PAUSE_SECONDS_PER_LAUNCH = 40e-6
+    # The pause is so much longer than the launches have taken before.
+    _PAUSE_MARGIN = 1.5
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -89,9 +91,10 @@ class CudaClock:
     def seconds_of(self, call: Call) -> float:
         """Run ``call`` several times and return the seconds of one run."""
         call()
-        once = self._seconds(call, 1)
+        launch_seconds = self._launch_seconds(call)
+        once = self._seconds(call, 1, launch_seconds)
         repeats = min(_MAX_REPEATS, max(_MIN_REPEATS, int(_SECONDS_PER_CALL / max(once, 1e-6))))
-        return median(self._seconds(call, repeats) for _ in range(self._NUM_BATCHES))
+        return median(self._seconds(call, repeats, launch_seconds) for _ in range(self._NUM_BATCHES))
 
     def run_weighed(self, call: Call) -> tuple[Any, int]:
         """Run ``call`` once and return its result and the most bytes that it held beyond that."""
@@ -104,14 +107,20 @@ class CudaClock:
     def run_timed(self, call: Call) -> tuple[Any, float]:
         """Run ``call`` once and return its result and its seconds."""
         results: list[object] = []
-        seconds = self._seconds(lambda: results.append(call()), 1)
+        seconds = self._seconds(lambda: results.append(call()), 1, _USUAL_LAUNCH_SECONDS)
         return results[0], seconds
 
-    def _seconds(self, call: Call, repeats: int) -> float:
+    def _launch_seconds(self, call: Call) -> float:
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+
+    def _seconds(self, call: Call, repeats: int, launch_seconds: float) -> float:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.device(self._device):
             # Public in all but name: torch's own benchmarks pause a stream with it (2.11, 2.13).
-            keep_gpu_busy(int(repeats * self._PAUSE_SECONDS_PER_LAUNCH * self._cycles_per_second))
+            pause_seconds = _USUAL_LAUNCH_SECONDS + repeats * launch_seconds * self._PAUSE_MARGIN
+            keep_gpu_busy(int(pause_seconds * self._cycles_per_second))
             begin.record()
             for _ in range(repeats):
                 call()

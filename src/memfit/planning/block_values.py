@@ -44,6 +44,10 @@ class BlockValues:
                     for number in blocks_of_value.get(value, frozenset()) - here:
                         self._leaving[number].add(value)
 
+    def made_in(self, numbers: Iterable[int]) -> set[int]:
+        """Return the values made inside these blocks, wherever they are used."""
+        return {value for number in numbers for value in self._made[number]}
+
     def inside(self, numbers: Iterable[int]) -> set[int]:
         """Return the values made and used inside these blocks only, without statistics.
 

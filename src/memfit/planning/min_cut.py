@@ -17,7 +17,7 @@ rewrites is (the engine's rule): op ── ∞ ──▶ op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,10 +47,16 @@ class Cut:
 
 
 class HoldOrReplay:
-    """The graph for one time of the step. ``cut`` may then be called with any prices."""
+    """The graph for one time of the step. ``cut`` may then be called with any prices.
 
-    def __init__(self, step: Step, time: int, may_be_recomputed: Set[int]) -> None:
+    ``op_seconds`` is what running each op again costs, if that is other than the op's own seconds.
+    """
+
+    def __init__(
+        self, step: Step, time: int, may_be_recomputed: Set[int], op_seconds: Sequence[float] | None = None
+    ) -> None:
         self._step = step
+        self._op_seconds = step.op_seconds if op_seconds is None else op_seconds
         self._may_be_recomputed = may_be_recomputed
         self._rewrites: list[tuple[int, int]] = []
         self.values: list[int] = []
@@ -59,7 +65,7 @@ class HoldOrReplay:
         self._op_node: dict[int, int] = {}
         self._num_nodes = 2
         edges = self._edges(time)
-        self._seconds_per_unit = max(sum(step.op_seconds[op] for op in self._op_node), 1e-12) / _TOTAL_UNITS
+        self._seconds_per_unit = max(sum(self._op_seconds[op] for op in self._op_node), 1e-12) / _TOTAL_UNITS
         self._droppable = {value for value in self.values if self._may_be_dropped(value)}
         self._fix_structure(edges)
 
@@ -137,7 +143,7 @@ class HoldOrReplay:
         order = np.lexsort((heads, tails))
         tails, self._heads, kinds = tails[order], heads[order], kinds[order]
         self._row_starts = np.searchsorted(tails, np.arange(self._num_nodes + 1)).astype(np.int32)
-        seconds = np.array(self._step.op_seconds)
+        seconds = np.array(self._op_seconds)
         self._capacities = np.full(len(edges), _INFINITE, dtype=np.int32)
         is_seconds = (kinds >= 0) & (kinds % 2 == 0)
         # Rounded down, here and below: then the flow is a lower bound.
@@ -169,7 +175,7 @@ class HoldOrReplay:
         recomputed, replayed, held = self._walked(may_run)
         return Cut(
             recomputed=frozenset(recomputed),
-            seconds=sum(self._step.op_seconds[op] for op in replayed),
+            seconds=sum(self._op_seconds[op] for op in replayed),
             held=(*always_held, *held),
             bound=always_paid + float(result.flow_value) * self._seconds_per_unit,
         )

@@ -4,7 +4,8 @@ So a smaller budget never gets a faster or a larger plan: both choose from one a
 enumerated, and their frontier is exact. Else the candidates are, in turn:
 
 1. what others would do (``known_rules``),
-2. the corners of the hull for a price per byte (``sweep``), with several tilts,
+2. the corners of the hull for a price per byte (``sweep``), with several tilts; where launches take long, also for ops
+   that all cost the same (``few_launches``),
 3. segments with held borders (``segments``), for budgets near the lowest,
 4. sweeps again, with the borders of the best segments held: between a plan of the lowest memory and the hull,
 5. where the step is small enough to try: the best so far with one value decided otherwise, a few times over.
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from memfit.planning.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
+from memfit.planning.few_launches import choices_of_few_launches
 from memfit.planning.known_rules import known_rules
 from memfit.planning.min_cut import HoldOrReplay
 from memfit.planning.segments import segmented_choices
@@ -47,6 +49,8 @@ def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = fro
     for tilt, share in _TILTS:
         cuts = swept_cuts(step, graph, tilt=tilt, most_cuts=int(num_cuts * share))
         trade_off.add_all(cut.recomputed for cut in cuts)
+    if step.time.launches_may_matter:
+        trade_off.add_all(choices_of_few_launches(step, trade_off.may_be_recomputed, num_cuts // 2))
     _add_segmented(trade_off, num_cuts - int(num_cuts * sum(share for _, share in _TILTS)))
     if len(matter) * _NUM_FLIP_ROUNDS * _NUM_FLIP_STARTS <= _MOST_FLIPS:
         for number in range(_NUM_FLIP_ROUNDS):
