@@ -82,6 +82,8 @@ class CudaClock:
     _NUM_BATCHES = 3
     # The pause is so much longer than the launches have taken before.
     _PAUSE_MARGIN = 1.5
+    # A call that takes longer to launch waits for something, and its gaps are its own.
+    _LONGEST_PAUSE_SECONDS = 20e-3
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -120,7 +122,7 @@ class CudaClock:
         with torch.cuda.device(self._device):
             # Public in all but name: torch's own benchmarks pause a stream with it (2.11, 2.13).
             pause_seconds = _USUAL_LAUNCH_SECONDS + repeats * launch_seconds * self._PAUSE_MARGIN
-            keep_gpu_busy(int(pause_seconds * self._cycles_per_second))
+            keep_gpu_busy(int(min(pause_seconds, self._LONGEST_PAUSE_SECONDS) * self._cycles_per_second))
             begin.record()
             for _ in range(repeats):
                 call()

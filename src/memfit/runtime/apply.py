@@ -94,17 +94,18 @@ class _ForwardPasses:
 
     def runner_in(self, region: Region) -> Runner:
         def run_region(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not torch.is_grad_enabled() or in_function_transform() or self._is_foreign_call(region):
+            if not torch.is_grad_enabled() or in_function_transform():
+                return forward(*args, **kwargs)
+            tape: Tape | None = getattr(self._in_thread, "tape", None)
+            if tape is not None:
+                return tape.run(region, forward, args, kwargs)
+            if region.path and outer_saved_tensors_hooks() is not None:
+                # A part of the model, called on its own under such hooks: torch.utils.checkpoint is recomputing it.
                 return forward(*args, **kwargs)
             with self._pass() as tape:
                 return tape.run(region, forward, args, kwargs)
 
         return run_region
-
-    def _is_foreign_call(self, region: Region) -> bool:
-        """A part of the model, called on its own under saved-tensor hooks: torch.utils.checkpoint recomputing it."""
-        is_part_alone = region.path != "" and getattr(self._in_thread, "tape", None) is None
-        return is_part_alone and outer_saved_tensors_hooks() is not None
 
 
 def _refuse_unfit(model: nn.Module, plan: Plan) -> None:
