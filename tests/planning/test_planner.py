@@ -66,7 +66,7 @@ def test_frontier_is_fastest_first_and_each_point_is_smaller_and_slower(family: 
 @settings(max_examples=25, deadline=None)
 @given(drawn_profiles(max_forward_ops=24, max_backward_ops=14))
 def test_a_smaller_budget_is_never_planned_faster_or_larger(profile: ModelProfile) -> None:
-    peaks = [candidate.peak_bytes for candidate in explored(Step(profile)).frontier()]
+    peaks = [candidate.peak_bytes for candidate in explored(Step(profile)).frontier]
     plans = [plan(profile, budget=budget) for budget in sorted({*peaks, *(peak + 1 for peak in peaks)})[:8]]
     for tight, loose in pairwise(plans):
         assert tight.predicted_overhead >= loose.predicted_overhead
@@ -79,7 +79,7 @@ def test_a_smaller_budget_is_never_planned_faster_or_larger(profile: ModelProfil
 @pytest.mark.parametrize("profile", [gpt(6), moe(3), resnet()], ids=["gpt", "moe", "resnet"])
 def test_no_rule_is_faster_at_the_memory_it_reaches(profile: ModelProfile) -> None:
     step = Step(profile)
-    best = explored(step).frontier()
+    best = explored(step).frontier
     for wanted in known_rules(step):
         rule = judged(step, step.recomputed_of(wanted))
         ours = next(candidate for candidate in best if candidate.peak_bytes <= rule.peak_bytes)

@@ -117,7 +117,7 @@ class HostCosts:
     replayed_op: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class ModelProfile:
     """One measured training step.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError
@@ -16,11 +16,11 @@ from memfit.layers.validation import whole_number
 from memfit.planning.block_values import BlockValues, is_statistic
 from memfit.planning.bound import LowerBound
 from memfit.planning.budgets import BudgetLike, budget_in_bytes
-from memfit.planning.search import explored
+from memfit.planning.known_steps import KnownStep, known_step
+from memfit.planning.search import Exploration
 from memfit.planning.selectors import select
-from memfit.planning.simulator import judged, simulated
 from memfit.planning.step import Step
-from memfit.planning.trade_off import Candidate, TradeOff
+from memfit.planning.trade_off import Candidate
 from memfit.units import format_bytes
 
 
@@ -50,23 +50,24 @@ def plan(
         raise InvalidParameterError(
             f'plan() takes exactly one of budget ("20GiB") and strategy (memfit.EveryNthLayer(2)); got {given}'
         )
-    step = Step(profile)
+    known = known_step(profile)
+    step = known.step
     forced = _forced(step, force_save, force_recompute)
     if strategy is not None:
         wanted = (_values_of_chosen_blocks(step, strategy) | forced.recomputed) - forced.saved
-        return _plan_of(step, step.recomputed_of(wanted), budget_bytes=None)
+        return _plan_of(known, step.recomputed_of(wanted), budget_bytes=None)
     assert budget is not None
     budget_bytes = budget_in_bytes(budget, profile)
-    if not forced.recomputed and judged(step, set()).peak_bytes <= budget_bytes:
-        return _plan_of(step, set(), budget_bytes=budget_bytes)
-    trade_off = explored(step, forced=forced.recomputed, kept=forced.saved)
-    frontier_of_step = trade_off.frontier()
+    if not forced.recomputed and known.simulation(frozenset()).peak_bytes <= budget_bytes:
+        return _plan_of(known, set(), budget_bytes=budget_bytes)
+    exploration = known.exploration(forced=forced.recomputed, kept=forced.saved)
+    frontier_of_step = exploration.frontier
     position = next((i for i, entry in enumerate(frontier_of_step) if entry.peak_bytes <= budget_bytes), None)
     if position is None:
-        raise _infeasible(step, frontier_of_step[-1], budget_bytes)
+        raise _infeasible(known, frontier_of_step[-1], budget_bytes)
     chosen = frontier_of_step[position]
     missed = frontier_of_step[max(position - 1, 0)]
-    return _plan_of(step, chosen.recomputed, budget_bytes=budget_bytes, trade_off=trade_off, missed=missed)
+    return _plan_of(known, chosen.recomputed, budget_bytes=budget_bytes, exploration=exploration, missed=missed)
 
 
 def frontier(profile: ModelProfile, *, points: int = 16) -> tuple[FrontierPoint, ...]:
@@ -77,29 +78,31 @@ def frontier(profile: ModelProfile, *, points: int = 16) -> tuple[FrontierPoint,
     """
     _refuse_other_profiles(profile)
     num_points = whole_number(points, "points", minimum=1)
-    step = Step(profile)
-    trade_off = explored(step)
-    entries = trade_off.frontier()
+    known = known_step(profile)
+    exploration = known.exploration()
+    entries = exploration.frontier
     high, low = entries[0].peak_bytes, entries[-1].peak_bytes
     budgets = [high - (high - low) * k // max(num_points - 1, 1) for k in range(num_points)]
     positions = sorted({next(i for i, entry in enumerate(entries) if entry.peak_bytes <= bound) for bound in budgets})
     chosen = []
     for position in positions:
         entry, missed = entries[position], entries[max(position - 1, 0)]
-        made = _plan_of(step, entry.recomputed, budget_bytes=None, trade_off=trade_off, missed=missed)
+        made = _plan_of(known, entry.recomputed, budget_bytes=None, exploration=exploration, missed=missed)
         chosen.append(FrontierPoint(entry.peak_bytes, made.predicted_overhead, made))
     return tuple(chosen)
 
 
 def plan_of_all_that_replays(profile: ModelProfile) -> Plan:
     """Return the plan that recomputes each value that can be, starting anew at what leaves a block."""
-    step = Step(profile)
-    return _plan_of(step, step.recomputed_of(set(step.plannable) - BlockValues(step).leaving()), budget_bytes=None)
+    known = known_step(profile)
+    step = known.step
+    return _plan_of(known, step.recomputed_of(set(step.plannable) - BlockValues(step).leaving()), budget_bytes=None)
 
 
 def plan_of_what_leaves_blocks(profile: ModelProfile) -> Plan:
     """Return the plan that recomputes the values that leave blocks, and what those were written over, from the rest."""
-    step = Step(profile)
+    known = known_step(profile)
+    step = known.step
     wanted = BlockValues(step).leaving()
     for value in sorted(wanted, reverse=True):
         op = profile.ops[step.value_op[value]]
@@ -108,32 +111,33 @@ def plan_of_what_leaves_blocks(profile: ModelProfile) -> Plan:
         ]:
             wanted.update(before)
             op = profile.ops[step.value_op[before[0]]]
-    return _plan_of(step, step.recomputed_of(wanted), budget_bytes=None)
+    return _plan_of(known, step.recomputed_of(wanted), budget_bytes=None)
 
 
 def _plan_of(
-    step: Step,
-    recomputed: set[int] | frozenset[int],
+    known: KnownStep,
+    recomputed: Set[int],
     *,
     budget_bytes: int | None,
-    trade_off: TradeOff | None = None,
+    exploration: Exploration | None = None,
     missed: Candidate | None = None,
 ) -> Plan:
     """Return the plan that recomputes these values; ``missed`` is the next faster candidate, which did not fit."""
+    step = known.step
     profile = step.profile
-    simulation = simulated(step, recomputed)
+    simulation = known.simulation(recomputed)
     gap_seconds = simulation.added_seconds
-    if trade_off is not None and missed is not None:
-        if trade_off.is_exact or not recomputed:
+    if exploration is not None and missed is not None:
+        if exploration.is_exact or not recomputed:
             gap_seconds = 0.0
         else:
-            bound = LowerBound(step, trade_off.may_be_recomputed)
+            bound = LowerBound(step, exploration.may_be_recomputed)
             times = {
                 step.last_time_before_reads,
                 step.last_time_before_reads + 1,
                 simulation.peak_op_index,
-                simulated(step, missed.recomputed).peak_op_index,
-                simulated(step, set()).peak_op_index,
+                known.simulation(missed.recomputed).peak_op_index,
+                known.simulation(frozenset()).peak_op_index,
             }
             bound_bytes = budget_bytes if budget_bytes is not None else simulation.peak_bytes
             gap_seconds -= step.time.at_least(bound.seconds(bound_bytes, times))
@@ -155,8 +159,8 @@ def _plan_of(
     )
 
 
-def _infeasible(step: Step, smallest: Candidate, budget_bytes: int) -> InfeasibleBudgetError:
-    simulation = simulated(step, smallest.recomputed)
+def _infeasible(known: KnownStep, smallest: Candidate, budget_bytes: int) -> InfeasibleBudgetError:
+    step, simulation = known.step, known.simulation(smallest.recomputed)
     op = step.profile.ops[simulation.peak_op_index] if step.num_ops else None
     where = f"{op.op} ({op.module or op.phase})" if op is not None else "an empty step"
     holders = ", ".join(f"{live.module} {format_bytes(live.num_bytes)}" for live in simulation.live_at_peak[:5])

@@ -14,6 +14,7 @@ enumerated, and their frontier is exact. Else the candidates are, in turn:
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import dataclass
 
 from memfit.planning.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
 from memfit.planning.few_launches import choices_of_few_launches
@@ -22,7 +23,7 @@ from memfit.planning.min_cut import HoldOrReplay
 from memfit.planning.segments import segmented_choices
 from memfit.planning.step import Step
 from memfit.planning.sweep import swept_cuts
-from memfit.planning.trade_off import TradeOff
+from memfit.planning.trade_off import Candidate, TradeOff
 
 # How many cuts a step of one op could pay for; a step of 20,000 ops gets 20,000 times fewer, within the limits below.
 _EFFORT_OPS = 600_000
@@ -34,15 +35,33 @@ _ANCHORED_TILTS = (0.5, 3.0)
 _MOST_FLIPS, _NUM_FLIP_ROUNDS, _NUM_FLIP_STARTS = 10_000, 6, 16
 
 
-def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> TradeOff:
-    """Return the candidates for ``step``; ``forced`` values are recomputed in all of them, ``kept`` ones in none."""
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """The candidates that none beats, fastest first, and which values they were free to recompute.
+
+    ``is_exact`` says that no plan was left out that could matter.
+    """
+
+    frontier: tuple[Candidate, ...]
+    may_be_recomputed: frozenset[int]
+    is_exact: bool
+
+
+def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> Exploration:
+    """Return the plans for ``step``; ``forced`` values are recomputed in all of them, ``kept`` ones in none."""
     trade_off = TradeOff(step, forced=forced, kept=kept)
+    _fill(trade_off)
+    return Exploration(tuple(trade_off.frontier()), trade_off.may_be_recomputed, trade_off.is_exact)
+
+
+def _fill(trade_off: TradeOff) -> None:
+    step = trade_off.step
     trade_off.add(set())
     matter = values_that_matter(step, trade_off.may_be_recomputed)
     if len(matter) <= MOST_ENUMERATED_VALUES:
         trade_off.is_exact = True
         trade_off.add_all(all_choices(step, matter))
-        return trade_off
+        return
     num_cuts = min(max(_EFFORT_OPS // step.num_ops, _LEAST_CUTS), _MOST_CUTS)
     trade_off.add_all(known_rules(step))
     graph = HoldOrReplay(step, step.last_time_before_reads, trade_off.may_be_recomputed)
@@ -55,7 +74,6 @@ def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = fro
     if len(matter) * _NUM_FLIP_ROUNDS * _NUM_FLIP_STARTS <= _MOST_FLIPS:
         for number in range(_NUM_FLIP_ROUNDS):
             _add_flipped(trade_off, matter, number)
-    return trade_off
 
 
 def _add_flipped(trade_off: TradeOff, matter: list[int], round_number: int) -> None:

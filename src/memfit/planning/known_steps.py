@@ -1,0 +1,75 @@
+"""What was found out about a profile, kept for as long as the profile lives: its step, simulations, explorations.
+
+A profile is known by identity. Its hash would go over every op, and two profiles that are equal may as well be explored
+twice. So that nothing here keeps the profile alive, its step looks at a shallow twin of it; when the profile goes, a
+finalizer forgets the rest. Several threads may ask at once: one explores, the others wait for what it finds.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Set
+from dataclasses import replace
+from threading import Lock, RLock
+from typing import TypeVar
+
+from memfit.graph.model_profile import ModelProfile
+from memfit.planning.search import Exploration, explored
+from memfit.planning.simulator import Simulation, simulated
+from memfit.planning.step import Step
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Found = TypeVar("_Found")
+
+# Beyond this many, the results for selectors and plans that were first asked for longest ago are forgotten.
+_MOST_EXPLORATIONS = 8
+_MOST_SIMULATIONS = 64
+
+
+class KnownStep:
+    """A step and what has been found out about it so far."""
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self.step = Step(profile)
+        self._lock = RLock()
+        self._explorations: dict[tuple[frozenset[int], frozenset[int]], Exploration] = {}
+        self._simulations: dict[frozenset[int], Simulation] = {}
+
+    def exploration(self, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> Exploration:
+        """Return what `explored` finds, which looks once for each pair of forced and kept values."""
+        key = frozenset(forced), frozenset(kept)
+        return self._found(
+            self._explorations, key, lambda: explored(self.step, forced=key[0], kept=key[1]), _MOST_EXPLORATIONS
+        )
+
+    def simulation(self, recomputed: Set[int]) -> Simulation:
+        """Return what `simulated` says of the plan."""
+        key = frozenset(recomputed)
+        return self._found(self._simulations, key, lambda: simulated(self.step, key), _MOST_SIMULATIONS)
+
+    def _found(self, known: dict[_Key, _Found], key: _Key, find: Callable[[], _Found], most: int) -> _Found:
+        with self._lock:
+            if key not in known:
+                if len(known) >= most:
+                    del known[next(iter(known))]
+                known[key] = find()
+            return known[key]
+
+
+_known: dict[int, KnownStep] = {}
+_known_lock = Lock()
+
+
+def known_step(profile: ModelProfile) -> KnownStep:
+    """Return what is known of this very profile."""
+    key = id(profile)
+    known = _known.get(key)
+    if known is None:
+        made = KnownStep(replace(profile))
+        with _known_lock:
+            known = _known.setdefault(key, made)
+            if known is made:
+                # No lock there: the collector may run it at any moment, also while this thread holds the lock. The
+                # key is free before another object can have the same identity.
+                weakref.finalize(profile, _known.pop, key, None).atexit = False
+    return known
