@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from memfit.graph.model_profile import HostCosts
+from memfit.graph.model_profile import HostCosts, ModelProfile
+from memfit.graph.plan import Decision, Plan
+from memfit.planning.simulator import simulated
+from memfit.planning.step import Step
+from memfit.runtime.apply import Applied
 from memfit.runtime.regions import Region
 from memfit.runtime.tape import Tape
 
 _NUM_LAYERS = 20
 _NUM_RUNS = 10
+# How much more than in a short loop the engine may cost in a real step.
+_MOST_FACTOR = 5.0
 
 
 def measured_host_costs(forward_seconds: float, backward_seconds: float) -> HostCosts:
-    """Return what the engine costs here; the plain step takes so many seconds to launch.
+    """Return what the engine costs here at best; the plain step takes so many seconds to launch.
 
     A chain of layers on tensors of one element, on the host itself: next to nothing is computed, so that the difference
     between two ways to run it is what one of them does in Python. The least of several runs is the least disturbed one.
@@ -44,18 +50,52 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
     dropped = seconds_in(Region("", model, dropping, watches=False)) - plain - recorded
     watched = seconds_in(Region("", model, {}, records=False), backward=True) - plain_step
     everything = seconds_in(Region("", model, dropping), backward=True) - plain_step
-    both, tape = Region("", model, {}), Tape()
-    entries = _least_seconds(lambda: [tape.run(both, int, (), {}) for _ in range(_NUM_LAYERS)])
-    tape.close()
+    replayed = everything - recorded - dropped - watched
+    listening_twice = Plan({}, regions=("0",), watched=("0",), recompute_flops=0, fingerprint="")
+    wrapped = nn.Sequential(nn.Identity())
+    with Applied(wrapped, listening_twice, Tape):
+        listening_entries = _least_seconds(lambda: [wrapped(chain.bias) for _ in range(_NUM_LAYERS)])
+    entries = listening_entries - _least_seconds(lambda: [wrapped(chain.bias) for _ in range(_NUM_LAYERS)])
     return HostCosts(
         forward=forward_seconds,
         backward=backward_seconds,
         recorded_op=max(recorded, 0.0) / chain.num_ops,
         dropped_op=max(dropped, 0.0) / chain.num_ops,
-        entry=entries / _NUM_LAYERS,
+        entry=max(entries, 0.0) / _NUM_LAYERS,
         watched_save=max(watched, 0.0) / chain.num_saves,
-        replayed_op=max(everything - recorded - dropped - watched, 0.0) / chain.num_ops,
+        # A difference of many; running an op again does not cost less than noting how to.
+        replayed_op=max(replayed, dropped, 0.0) / chain.num_ops,
     )
+
+
+def with_fitted_host_costs(
+    profile: ModelProfile, plan: Plan, forward_seconds: float, backward_seconds: float
+) -> ModelProfile:
+    """Return ``profile`` with its host costs made to agree with a step by ``plan`` that took so long to launch.
+
+    In a real step nothing is as warm as in a short loop, and ops have more and larger arguments.
+    """
+    host = profile.host
+    assert host is not None
+    step = Step(profile)
+    recomputed = {index for index in step.plannable if plan.decisions[profile.values[index].name] is Decision.RECOMPUTE}
+    expected = step.listeners.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
+    in_forward = _factor(forward_seconds - host.forward, expected.forward)
+    in_backward = _factor(backward_seconds - host.backward, expected.backward)
+    fitted = replace(
+        host,
+        recorded_op=host.recorded_op * in_forward,
+        dropped_op=host.dropped_op * in_forward,
+        entry=host.entry * in_forward,
+        watched_save=host.watched_save * in_forward,
+        replayed_op=host.replayed_op * in_backward,
+    )
+    return replace(profile, host=fitted)
+
+
+def _factor(measured: float, expected: float) -> float:
+    """Return by how much more was measured; never less, and within what a disturbance can not explain."""
+    return min(max(measured / expected, 1.0), _MOST_FACTOR) if expected > 0.0 else 1.0
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
 from memfit.capture.calibration import calibrated
 from memfit.capture.clocks import clock_for, wait_for
 from memfit.capture.devices import device_of, memory_bytes
-from memfit.capture.host_costs import measured_host_costs
+from memfit.capture.host_costs import measured_host_costs, with_fitted_host_costs
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.layers import measured_blocks
 from memfit.capture.op_costs import OpMeter, with_costs
@@ -20,8 +21,11 @@ from memfit.capture.recorded_runs import no_garbage_collection, record_step, rec
 from memfit.capture.recording import values_of
 from memfit.capture.step import TrainingStep
 from memfit.graph.model_profile import ModelProfile, Phase, RecordedValue
+from memfit.planning.planner import plan_of_all_that_replays
+from memfit.runtime.apply import Applied
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.ledger import peak_of
+from memfit.runtime.tape import Tape
 
 _NUM_TIMED_STEPS = 3
 # Ops are timed for this long, or for as long as this many steps take, whichever is longer.
@@ -45,12 +49,8 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         with state.kept(), no_garbage_collection():
             allocated_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
             peak_bytes = peak_of(step.run, device, held=recording.outside)
-        timings = []
-        for _ in range(_NUM_TIMED_STEPS):
-            with state.kept():
-                timings.append(_timed(step, device))
-        forward_launched, launched, step_seconds = map(median, zip(*timings, strict=True))
-        timing_seconds = max(_OP_TIMING_SECONDS, _OP_TIMING_STEPS * step_seconds)
+        plain = _timed(step, device, state)
+        timing_seconds = max(_OP_TIMING_SECONDS, _OP_TIMING_STEPS * plain.step_seconds)
         meter = OpMeter(clock_for(device), timing_seconds)
         with state.kept(), meter:
             step.run_forward_and_backward()
@@ -63,14 +63,20 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
             values=values,
             blocks=measured_blocks(step.model, called, ops, values),
             peak_bytes=peak_bytes,
-            step_seconds=step_seconds,
+            step_seconds=plain.step_seconds,
             device=str(device),
             fingerprint=fingerprint_of(step.model),
             device_bytes=device_bytes,
             free_bytes=free_bytes,
-            host=None if device.type == "cpu" else measured_host_costs(forward_launched, launched - forward_launched),
+            host=None if device.type == "cpu" else measured_host_costs(plain.forward_launched, plain.backward_launched),
         )
-        return calibrated(profile, step, state)
+        profile = calibrated(profile, step, state)
+        recording_all = plan_of_all_that_replays(profile)
+        if profile.host is None or not recording_all.regions:
+            return profile
+        with Applied(step.model, recording_all, Tape):
+            listening = _timed(step, device, state)
+        return with_fitted_host_costs(profile, recording_all, listening.forward_launched, listening.backward_launched)
 
 
 def _other_memory(
@@ -82,21 +88,33 @@ def _other_memory(
     return (RecordedValue("(other memory on the device)", other_bytes, op_index=None, storage=num_storages),)
 
 
-def _timed(step: TrainingStep, device: torch.device) -> tuple[float, float, float]:
-    """Run ``step``; return the seconds until its forward pass was launched, until all was, and until all was done."""
-    forward_launched = 0.0
+class _Timing(NamedTuple):
+    """Medians: the seconds to launch the forward pass and the rest of the step, and until all of it was done."""
 
-    @contextmanager
-    def around(phase: Phase) -> Iterator[None]:
-        nonlocal forward_launched
-        yield
-        if phase is Phase.FORWARD:
-            forward_launched = time.perf_counter()
+    forward_launched: float
+    backward_launched: float
+    step_seconds: float
 
-    wait_for(device)
-    begin = time.perf_counter()
-    held = step.run(around)
-    launched = time.perf_counter()
-    del held
-    wait_for(device)
-    return forward_launched - begin, launched - begin, time.perf_counter() - begin
+
+def _timed(step: TrainingStep, device: torch.device, state: KeptState) -> _Timing:
+    """Run the step several times, leaving no trace of it."""
+    timings = []
+    for _ in range(_NUM_TIMED_STEPS):
+        forward_end = 0.0
+
+        @contextmanager
+        def around(phase: Phase) -> Iterator[None]:
+            nonlocal forward_end
+            yield
+            if phase is Phase.FORWARD:
+                forward_end = time.perf_counter()
+
+        with state.kept():
+            wait_for(device)
+            begin = time.perf_counter()
+            held = step.run(around)
+            launched = time.perf_counter()
+            del held
+            wait_for(device)
+            timings.append((forward_end - begin, launched - forward_end, time.perf_counter() - begin))
+    return _Timing(*map(median, zip(*timings, strict=True)))

@@ -21,7 +21,7 @@ USUAL_COSTS = HostCosts(
     backward=0.0,
     recorded_op=13e-6,
     dropped_op=9e-6,
-    entry=3.5e-6,
+    entry=8e-6,
     watched_save=4.5e-6,
     replayed_op=10e-6,
 )
@@ -62,13 +62,20 @@ class Listeners:
             tuple("" if save.op_index is None else ops[save.op_index].module for save in value.saves)
             for value in profile.values
         ]
-        num_ops = Counter(op.module for op in forward if op.module is not None)
+        calls_of = Counter((op.module, op.op) for op in forward if op.module is not None)
+        num_ops: Counter[str] = Counter()
+        num_entries: dict[str, int] = {}
+        for (module, _), num_calls in calls_of.items():
+            num_ops[module] += num_calls
+            # A module that runs several times runs each of its ops as often, at least.
+            num_entries[module] = min(num_calls, num_entries.get(module, num_calls))
         num_saves = Counter(module for modules in self._saved_in for module in modules if module is not None)
         self._blocks = [block.path for block in profile.blocks]
         # A container such as nn.ModuleList is never called, so that nothing can be put around it.
         ran = dict.fromkeys([*num_ops, *self._blocks])
-        self._recording = _Cover(ran, num_ops, self._costs.recorded_op, self._costs.entry)
-        self._watching = _Cover(ran, num_saves, self._costs.watched_save, self._costs.entry)
+        entry_costs = {path: self._costs.entry * (num_entries.get(path, 1) if path else 1) for path in ("", *ran)}
+        self._recording = _Cover(entry_costs, num_ops, self._costs.recorded_op)
+        self._watching = _Cover(entry_costs, num_saves, self._costs.watched_save)
 
     def modules_for(self, recomputed: Set[int]) -> Listening:
         """Return where to listen so that the values with the indices in ``recomputed`` are dropped and brought back."""
@@ -109,19 +116,19 @@ class Listeners:
 class _Cover:
     """Finds the modules to go into so as to have given ones in them, at the least cost of going in and of listening.
 
-    ``ran`` are the modules that can be gone into; ``counts`` how many things, at ``cost_of_each``, happen in each
-    module itself.
+    ``entry_costs`` has the modules that can be gone into, the model first; ``counts`` how many things, at
+    ``cost_of_each``, happen in each module itself.
     """
 
-    def __init__(self, ran: Iterable[str], counts: Mapping[str, int], cost_of_each: float, entry_cost: float) -> None:
-        self._position = {path: position for position, path in enumerate(ran)}
+    def __init__(self, entry_costs: Mapping[str, float], counts: Mapping[str, int], cost_of_each: float) -> None:
+        self._position = {path: position for position, path in enumerate(entry_costs)}
         self._around: dict[str, str] = {}
-        self._cost_of_whole: dict[str, float] = {"": counts.get("", 0) * cost_of_each + entry_cost}
+        self._cost_of_whole: dict[str, float] = {"": counts.get("", 0) * cost_of_each + entry_costs[""]}
         for path in sorted((path for path in self._position if path), key=len):
             self._around[path] = next(
                 other for other in path_and_ancestors(path) if other != path and other in self._cost_of_whole
             )
-            self._cost_of_whole[path] = entry_cost
+            self._cost_of_whole[path] = entry_costs[path]
             cost_inside = counts.get(path, 0) * cost_of_each
             for ancestor in self._and_around(path):
                 self._cost_of_whole[ancestor] += cost_inside
@@ -142,7 +149,7 @@ class _Cover:
 
     def order(self, paths: Iterable[str]) -> tuple[str, ...]:
         """Return the modules in the order in which they ran, the model first."""
-        return tuple(sorted(paths, key=lambda path: self._position[path] if path else -1))
+        return tuple(sorted(paths, key=self._position.__getitem__))
 
     def _and_around(self, path: str) -> Iterator[str]:
         yield path

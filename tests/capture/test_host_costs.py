@@ -1,0 +1,46 @@
+"""What the engine's Python costs: measured in a short loop, then made to agree with a real step."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+
+import pytest
+from tests.engine.plans import every_value, profile_of
+from tests.engine.zoo import BY_NAME
+
+from memfit.capture.host_costs import measured_host_costs, with_fitted_host_costs
+from memfit.graph.model_profile import HostCosts
+from memfit.graph.plan import Decision
+from memfit.planning.simulator import simulated
+from memfit.planning.step import Step
+
+GPT = BY_NAME["gpt"]
+COSTS = HostCosts(
+    forward=1.0, backward=2.0, recorded_op=0.4, dropped_op=0.3, entry=0.2, watched_save=0.1, replayed_op=0.5
+)
+
+
+def test_everything_that_the_engine_does_takes_some_time() -> None:
+    costs = measured_host_costs(1.0, 2.0)
+    assert (costs.forward, costs.backward) == (1.0, 2.0)
+    # A microsecond is less than Python needs for any of it, a millisecond more than for all of it.
+    for seconds in astuple(costs)[2:]:
+        assert 0 <= seconds < 1e-3
+    assert costs.recorded_op > 1e-6
+
+
+@pytest.mark.parametrize(("factor", "fitted_factor"), [(2.0, 2.0), (0.1, 1.0), (100.0, 5.0)])
+def test_costs_agree_with_the_step_that_was_measured(factor: float, fitted_factor: float) -> None:
+    profile = replace(profile_of(GPT), host=COSTS)
+    plan = every_value(GPT)
+    step = Step(profile)
+    recomputed = {index for index in step.plannable if plan.decisions[profile.values[index].name] is Decision.RECOMPUTE}
+    expected = step.listeners.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
+    assert expected.forward > 0
+    assert expected.backward > 0
+    fitted = with_fitted_host_costs(
+        profile, plan, COSTS.forward + factor * expected.forward, COSTS.backward + factor * expected.backward
+    ).host
+    assert fitted is not None
+    assert (fitted.forward, fitted.backward) == (COSTS.forward, COSTS.backward)
+    assert astuple(fitted)[2:] == pytest.approx([fitted_factor * cost for cost in astuple(COSTS)[2:]])
