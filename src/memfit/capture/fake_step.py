@@ -1,7 +1,8 @@
 """Profiles a step without running it: fake tensors have shapes and types, and neither numbers nor memory.
 
-Times are estimates, from a roofline that is measured on the device. Kernels do not run, so their workspaces are not
-known. Nothing is tried with the engine, so values are believed to come back bit for bit.
+Times are estimates, from a roofline that is measured on the device. Kernels do not run, so what they take for
+themselves is not known, except for what matrix libraries keep all the time. Nothing is tried with the engine, so values
+are believed to come back bit for bit.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from memfit.capture.devices import device_of, memory_bytes
 from memfit.capture.kept_state import KeptState
 from memfit.capture.layers import measured_blocks
+from memfit.capture.other_memory import let_libraries_allocate, other_memory
 from memfit.capture.recorded_runs import record_step, record_without_saves
 from memfit.capture.recording import values_of
 from memfit.capture.roofline import Roofline
@@ -58,6 +60,9 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
         replace(op, seconds=roofline.seconds_of(fact)) for op, fact in zip(recording.ops, recording.facts, strict=True)
     )
     values = values_of(recording, natural)
+    if device.type == "cuda":
+        let_libraries_allocate(device)
+        values += (other_memory(values, torch.cuda.memory_allocated(device)),)
     device_bytes, free_bytes = memory_bytes(roofline_device)
     return ModelProfile(
         ops=ops,

@@ -17,10 +17,11 @@ from memfit.capture.host_costs import measured_host_costs, with_fitted_host_cost
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.layers import measured_blocks
 from memfit.capture.op_costs import OpMeter, with_costs
+from memfit.capture.other_memory import other_memory
 from memfit.capture.recorded_runs import no_garbage_collection, record_step, record_without_saves
 from memfit.capture.recording import values_of
 from memfit.capture.step import TrainingStep
-from memfit.graph.model_profile import ModelProfile, Phase, RecordedValue
+from memfit.graph.model_profile import ModelProfile, Phase
 from memfit.planning.planner import plan_of_all_that_replays
 from memfit.runtime.apply import Applied
 from memfit.runtime.fingerprint import fingerprint_of
@@ -57,7 +58,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         ops = with_costs(recording.ops, recording.facts, meter.costs(), device)
         values = values_of(recording, natural)
         if allocated_bytes is not None:
-            values += _other_memory(values, recording.num_storages, allocated_bytes)
+            values += (other_memory(values, allocated_bytes),)
         profile = ModelProfile(
             ops=ops,
             values=values,
@@ -77,15 +78,6 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         with Applied(step.model, recording_all, Tape):
             listening = _timed(step, device, state)
         return with_fitted_host_costs(profile, recording_all, listening.forward_launched, listening.backward_launched)
-
-
-def _other_memory(
-    values: tuple[RecordedValue, ...], num_storages: int, allocated_bytes: int
-) -> tuple[RecordedValue, ...]:
-    """Return, as a value from outside, what else the allocator holds: libraries' workspaces, other models."""
-    known_bytes = sum({value.storage: value.num_bytes for value in values if value.op_index is None}.values())
-    other_bytes = max(0, allocated_bytes - known_bytes)
-    return (RecordedValue("(other memory on the device)", other_bytes, op_index=None, storage=num_storages),)
 
 
 class _Timing(NamedTuple):

@@ -1,0 +1,24 @@
+"""What takes memory on a GPU beside the tensors of a step: other models, and what libraries keep for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from memfit.graph.model_profile import RecordedValue
+
+
+def other_memory(values: Sequence[RecordedValue], allocated_bytes: int) -> RecordedValue:
+    """Return, as a value from outside the step, what the allocator holds beyond those of ``values`` that are."""
+    known_bytes = sum({value.storage: value.num_bytes for value in values if value.op_index is None}.values())
+    num_storages = 1 + max((value.storage for value in values), default=-1)
+    other_bytes = max(0, allocated_bytes - known_bytes)
+    return RecordedValue("(other memory on the device)", other_bytes, op_index=None, storage=num_storages)
+
+
+def let_libraries_allocate(device: torch.device) -> None:
+    """Run what makes matrix libraries allocate their workspaces, one for each thread that a step runs in."""
+    x = torch.ones(16, 16, device=device, requires_grad=True)
+    (x @ x).sum().backward()
+    torch.cuda.synchronize(device)
