@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,40 @@ def test_recorded_timeline_peaks_where_the_allocator_does(dtype: torch.dtype, wi
     assert max(timeline_bytes) == pytest.approx(profile.peak_bytes, rel=0.005)
 
 
+def test_workspaces_of_convolutions_count_however_many_kinds_there_are() -> None:
+    torch.manual_seed(0)
+    widths = [32 + 8 * k for k in range(12)]
+    pairs = itertools.pairwise(widths)
+    model = nn.Sequential(*(nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.SiLU()) for a, b in pairs))
+    model = model.to("cuda", torch.bfloat16)
+    batch = torch.randn(8, 32, 256, 256, device="cuda", dtype=torch.bfloat16)
+    profile = memfit.profile(model, batch)
+    backward = [op for op in profile.ops if op.op == "aten.convolution_backward"]
+    assert len(backward) == 11
+    assert any(op.workspace_bytes > 0 for op in backward)
+    timeline_bytes = plain_timeline_bytes(profile.ops, profile.values)
+    assert max(timeline_bytes) == pytest.approx(profile.peak_bytes, rel=0.005)
+
+
+def test_autocast_leaves_no_copies_of_weights_behind() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(1024) for _ in range(2)), nn.Linear(1024, 8)).to("cuda")
+    batch = torch.randn(2, 128, 1024, device="cuda")
+    plain = memfit.profile(model, batch)
+    with torch.autocast("cuda", torch.bfloat16):
+        cast = memfit.profile(model, batch)
+    weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    # The copies are half as large as the weights. The last value is what lies on the device beside the model.
+    assert cast.values[-1].num_bytes - plain.values[-1].num_bytes < weights_bytes // 4
+
+
+def test_a_profile_knows_what_the_host_spends() -> None:
+    profile = memfit.profile(*gpt(torch.bfloat16))
+    assert profile.host is not None
+    assert 0 < profile.host.forward < profile.step_seconds
+    assert 0 < profile.host.backward < profile.step_seconds
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_seconds_of_ops_add_up_to_those_of_the_step(dtype: torch.dtype) -> None:
     model, batch = gpt(dtype)
@@ -71,10 +106,11 @@ def test_fake_profile_has_the_ops_and_values_of_the_real_one() -> None:
     assert [(op.module, op.op, op.inputs, op.outputs) for op in fake.ops] == [
         (op.module, op.op, op.inputs, op.outputs) for op in real.ops
     ]
-    # Fake tensors cannot be tried; the real profile has one more value, for the rest of the device's memory.
-    assert fake.values == tuple(replace(value, comes_back=True) for value in real.values[:-1])
+    # Fake tensors cannot be tried. The last value is the rest of the device's memory, libraries' workspaces in it.
+    assert fake.values[:-1] == tuple(replace(value, comes_back=True) for value in real.values[:-1])
+    assert fake.values[-1].num_bytes == real.values[-1].num_bytes > 0
     without_workspaces = [replace(op, workspace_bytes=0) for op in real.ops]
-    assert fake.peak_bytes + real.values[-1].num_bytes == max(plain_timeline_bytes(without_workspaces, real.values))
+    assert fake.peak_bytes == max(plain_timeline_bytes(without_workspaces, real.values))
 
 
 def test_a_step_that_does_not_fit_says_how_to_profile_it() -> None:
