@@ -73,9 +73,7 @@ def simulate(profile: ModelProfile, recomputed: Set[int]) -> Simulation:
 def judged(step: Step, recomputed: Set[int]) -> Judgement:
     """Return the peak and the extra seconds; ``recomputed`` is as `Step.recomputed_of` returns it."""
     walk = _Walk(step, recomputed)
-    return Judgement(
-        int(walk.memory_bytes.max(initial=step.resident_bytes)), walk.recompute_seconds, walk.added_seconds
-    )
+    return Judgement(walk.peak_bytes, walk.recompute_seconds, walk.added_seconds)
 
 
 def simulated(step: Step, recomputed: Set[int]) -> Simulation:
@@ -85,7 +83,7 @@ def simulated(step: Step, recomputed: Set[int]) -> Simulation:
     starts = np.concatenate([[0], walk.position_of_op[:-1] + 1]) if step.num_ops else np.zeros(0, dtype=np.int64)
     timeline = np.maximum.reduceat(walk.memory_bytes, starts) if step.num_ops else walk.memory_bytes
     return Simulation(
-        peak_bytes=int(walk.memory_bytes.max(initial=step.resident_bytes)),
+        peak_bytes=walk.peak_bytes,
         peak_op_index=int(np.searchsorted(walk.position_of_op, peak_position)),
         timeline_bytes=timeline,
         live_at_peak=walk.live_at(peak_position),
@@ -113,6 +111,13 @@ class _Walk:
         self._fill_replayed()
         self._end_storages()
         self.memory_bytes = self._summed()
+
+    @property
+    def peak_bytes(self) -> int:
+        # The plain step was measured, with whatever its allocator made of it.
+        if not self._recomputed and self._step.counts_with_margin:
+            return self._step.profile.peak_bytes
+        return int(self.memory_bytes.max(initial=self._step.resident_bytes))
 
     @property
     def recompute_seconds(self) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfit.graph.model_profile import ModelProfile, Phase, Replay, Save
+from memfit.planning.allocator import counted_bytes
 from memfit.planning.regions import Listeners
 from memfit.planning.step_time import StepTime
 
@@ -24,6 +25,7 @@ class Step:
     Times are op indices. ``read_rank_of_value`` is the place of a value's first read among all reads of the step, which
     happen in the order of the ops they precede and, before one op, in the order of the values; ``read_times`` turns a
     rank back into an op index. ``natural_end_of_storage`` is until when a storage lives under every plan.
+    Bytes are as the device's allocator may count them, ``counts_with_margin`` says that this is more than they are.
     ``content_end_of_value`` is the last op during which the value is what its storage holds and the engine still
     listens.
     """
@@ -36,7 +38,14 @@ class Step:
         self.op_outputs = [tuple(output for output in op.outputs if output is not None) for op in ops]
         self.op_seconds = [op.seconds for op in ops]
         self.workspace_bytes: Bytes = np.array([op.workspace_bytes for op in ops], dtype=np.int64)
-        self.value_bytes = [value.num_bytes for value in values]
+        # Only a step that ran on a device has met its allocator.
+        self.counts_with_margin = profile.device.startswith("cuda") and profile.host is not None
+        self.value_bytes = [
+            counted_bytes(value.num_bytes)
+            if self.counts_with_margin and value.op_index is not None
+            else value.num_bytes
+            for value in values
+        ]
         self.value_op = [-1 if value.op_index is None else value.op_index for value in values]
         self.value_storage = [value.storage for value in values]
         # What the loss saves is kept by autograd, whatever a plan says: the engine listens inside the model only.
@@ -69,7 +78,7 @@ class Step:
         for index, value in enumerate(values):
             storage = value.storage
             self.values_of_storage[storage].append(index)
-            self.storage_bytes[storage] = max(self.storage_bytes[storage], value.num_bytes)
+            self.storage_bytes[storage] = max(self.storage_bytes[storage], self.value_bytes[index])
             self.storage_start[storage] = min(self.storage_start[storage], self.value_op[index])
             natural_end = self.num_ops if value.dies_after is None else max(value.dies_after, self.value_op[index])
             natural_end = max(natural_end, self.kept_until_of_value[index])
