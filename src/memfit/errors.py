@@ -39,7 +39,10 @@ class CheckpointCapacityError(MemfitError):
 
 
 class InfeasibleBudgetError(MemfitError):
-    """No plan fits the budget. ``minimum_bytes`` is the smallest budget for which there is one."""
+    """No plan fits the budget. ``minimum_bytes`` is the smallest budget for which one was found.
+
+    The message says whether none can be smaller, or below which size it is proven that none is.
+    """
 
     def __init__(self, message: str, *, minimum_bytes: int) -> None:
         super().__init__(message)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 from hypothesis import given, settings
+from tests.planning.brute_force import all_judgements
 from tests.planning.drawn_profiles import drawn_profiles
 
 from memfit.errors import InfeasibleBudgetError
@@ -13,20 +12,8 @@ from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Decision
 from memfit.planning.bound import LowerBound
 from memfit.planning.planner import frontier, plan
-from memfit.planning.simulator import Judgement, judged, simulate
+from memfit.planning.simulator import judged, simulate
 from memfit.planning.step import Step
-
-
-def all_judgements(profile: ModelProfile) -> list[Judgement]:
-    """Judge every set of plannable values, also those that make no sense."""
-    step = Step(profile)
-    assert len(step.plannable) <= 14
-    every_set = {
-        frozenset(step.recomputed_of(set(chosen)))
-        for size in range(len(step.plannable) + 1)
-        for chosen in combinations(step.plannable, size)
-    }
-    return [judged(step, recomputed) for recomputed in every_set]
 
 
 @settings(max_examples=120, deadline=None)
@@ -53,6 +40,7 @@ def test_plans_for_every_budget_equal_brute_force(profile: ModelProfile) -> None
         with pytest.raises(InfeasibleBudgetError) as raised:
             plan(profile, budget=smallest - 1)
         assert raised.value.minimum_bytes == smallest
+        assert "no plan can have less)" in str(raised.value)
 
 
 @settings(max_examples=80, deadline=None)

@@ -16,14 +16,18 @@ moving λ to the slope between the best cut that fits and the best one that does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from memfit.planning.min_cut import Cut, HoldOrReplay
+from memfit.planning.proofs import Line
 from memfit.planning.step import NEVER, Step
 
 _MOST_CUTS_PER_TIME = 12
+_MOST_LINES_PER_TIME = 24
 
 
 class LowerBound:
@@ -74,6 +78,51 @@ class LowerBound:
 
     def _held_bytes(self, cut: Cut) -> float:
         return float(self._bytes[list(cut.held)].sum())
+
+
+def single_time_lines(step: Step, may_be_recomputed: Set[int], times: Iterable[int]) -> Iterator[Line]:
+    """Yield what cuts at one time prove for every budget, at prices from nothing held to all."""
+    num_bytes = np.array(step.value_bytes, dtype=np.float64)
+    for time in sorted(time for time in set(times) if step.close_time < time < step.num_ops):
+        graph = HoldOrReplay(step, time, may_be_recomputed)
+        always_bytes = fixed_bytes(step, time)
+        corners = [_priced(graph, num_bytes, price) for price in (0.0, graph.highest_price)]
+        pending = [(corners[0], corners[1])]
+        for _ in range(_MOST_LINES_PER_TIME):
+            if not pending:
+                break
+            # The widest in seconds first.
+            pending.sort(key=lambda pair: pair[1].seconds - pair[0].seconds)
+            low, high = pending.pop()
+            if high.seconds <= low.seconds or low.held_bytes <= high.held_bytes:
+                continue
+            price = (high.seconds - low.seconds) / (low.held_bytes - high.held_bytes)
+            middle = _priced(graph, num_bytes, price)
+            yield Line(middle.bound + price * always_bytes, -price)
+            if low.held_bytes > middle.held_bytes > high.held_bytes:
+                pending += [(low, middle), (middle, high)]
+
+
+class _Corner(NamedTuple):
+    seconds: float
+    held_bytes: float
+    bound: float
+
+
+def _priced(graph: HoldOrReplay, num_bytes: npt.NDArray[np.float64], price: float) -> _Corner:
+    cut = graph.cut(lambda values: price * num_bytes[values])
+    return _Corner(cut.seconds, float(num_bytes[list(cut.held)].sum()), cut.bound)
+
+
+def least_live_peak(step: Step) -> int:
+    """Return the peak of what is live under every plan because the program itself refers to it."""
+    change = np.zeros(step.num_ops + 2, dtype=np.int64)
+    for storage, start in enumerate(step.storage_start):
+        if 0 <= start < NEVER:
+            change[start] += step.storage_bytes[storage]
+            change[step.natural_end_of_storage[storage] + 1] -= step.storage_bytes[storage]
+    live = np.cumsum(change)[: step.num_ops] + step.workspace_bytes
+    return step.resident_bytes + max(int(live.max(initial=0)), 0)
 
 
 def fixed_bytes(step: Step, time: int) -> int:

@@ -8,7 +8,8 @@ enumerated, and their frontier is exact. Else the candidates are, in turn:
    that all cost the same (``few_launches``),
 3. segments with held borders (``segments``), for budgets near the lowest,
 4. sweeps again, with the borders of the best segments held: between a plan of the lowest memory and the hull,
-5. where the step is small enough to try: the best so far with one value decided otherwise, a few times over.
+5. where the step is small enough to try: the best so far with one value decided otherwise, a few times over,
+6. what linear programs find where the best so far may be far from the best there is (``refinement``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from memfit.planning.enumeration import MOST_ENUMERATED_VALUES, all_choices, val
 from memfit.planning.few_launches import choices_of_few_launches
 from memfit.planning.known_rules import known_rules
 from memfit.planning.min_cut import HoldOrReplay
+from memfit.planning.proofs import Proofs
+from memfit.planning.refinement import refined
 from memfit.planning.segments import segmented_choices
 from memfit.planning.step import Step
 from memfit.planning.sweep import swept_cuts
@@ -27,7 +30,7 @@ from memfit.planning.trade_off import Candidate, TradeOff
 
 # How many cuts a step of one op could pay for; a step of 20,000 ops gets 20,000 times fewer, within the limits below.
 _EFFORT_OPS = 600_000
-_LEAST_CUTS, _MOST_CUTS = 100, 400
+_LEAST_CUTS, _MOST_CUTS = 100, 200
 # How much dearer the first value of the step is than the last; the share of the cuts that each gets.
 _TILTS = ((0.03, 0.4), (0.5, 0.1), (3.0, 0.1))
 _ANCHORED_TILTS = (0.5, 3.0)
@@ -37,7 +40,7 @@ _MOST_FLIPS, _NUM_FLIP_ROUNDS, _NUM_FLIP_STARTS = 10_000, 6, 16
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """The candidates that none beats, fastest first, and which values they were free to recompute.
+    """The candidates that none beats, fastest first, which values they were free to recompute, and what is proven.
 
     ``is_exact`` says that no plan was left out that could matter.
     """
@@ -45,13 +48,18 @@ class Exploration:
     frontier: tuple[Candidate, ...]
     may_be_recomputed: frozenset[int]
     is_exact: bool
+    proofs: Proofs
 
 
 def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> Exploration:
     """Return the plans for ``step``; ``forced`` values are recomputed in all of them, ``kept`` ones in none."""
     trade_off = TradeOff(step, forced=forced, kept=kept)
     _fill(trade_off)
-    return Exploration(tuple(trade_off.frontier()), trade_off.may_be_recomputed, trade_off.is_exact)
+    proofs = Proofs() if trade_off.is_exact else refined(trade_off)
+    frontier = tuple(trade_off.frontier())
+    if trade_off.is_exact:
+        proofs.least_peak_bytes = frontier[-1].peak_bytes
+    return Exploration(frontier, trade_off.may_be_recomputed, trade_off.is_exact, proofs)
 
 
 def _fill(trade_off: TradeOff) -> None:

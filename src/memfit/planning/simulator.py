@@ -42,6 +42,13 @@ class LiveBytes(NamedTuple):
     num_bytes: int
 
 
+class PeakPlace(NamedTuple):
+    """The op at which most is live, or before which: then ``recipe`` is the op whose replay it is."""
+
+    op_index: int
+    recipe: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """One step under a plan.
@@ -92,6 +99,16 @@ def simulated(step: Step, recomputed: Set[int]) -> Simulation:
         recompute_flops=sum(step.profile.ops[op].flops for op in walk.replayed_ops),
         replayed_ops=tuple(walk.replayed_ops),
     )
+
+
+def peak_place(step: Step, recomputed: Set[int]) -> PeakPlace:
+    """Return where the peak is; ``recomputed`` is as `Step.recomputed_of` returns it."""
+    walk = _Walk(step, recomputed)
+    position = int(walk.memory_bytes.argmax())
+    op_index = int(np.searchsorted(walk.position_of_op, position))
+    if walk.position_of_op[op_index] == position:
+        return PeakPlace(op_index, None)
+    return PeakPlace(op_index, walk.replayed_ops[position - op_index])
 
 
 class _Walk:
