@@ -39,6 +39,7 @@ from memfit.units import format_bytes
 
 _Result = TypeVar("_Result")
 _VERSIONS_OF = ("torch", "transformers", "timm", "torchvision", "numpy", "scipy", "memfit")
+OFFLOADING = "torch: save_on_cpu"
 # Below so many rounds, quartiles mean nothing.
 _FEWEST_ROUNDS = 3
 # Plain steps compared with a plain step, to know how far the kernels' own sums stray: about as many as there are plans,
@@ -58,11 +59,12 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     profiling_seconds = clock.lap("profiling")
     print(f"{name}: {len(profile.ops)} ops profiled in {profiling_seconds:.1f} s", flush=True)
     race.enter("plain again", contextlib.nullcontext)
-    peaks = {peer: race.enter(peer, way) for peer, way in (eager_peers(subject.blocks) | dict(subject.switch)).items()}
-    offloading = "torch: save_on_cpu"
-    peaks[offloading] = race.enter(
-        offloading, lambda: offloaded(race.device), slow_limit_seconds=options.slow_limit_seconds
-    )
+    peers = eager_peers(subject.blocks) | dict(subject.switch)
+    peaks = {peer: race.enter(peer, way) for peer, way in peers.items() if peer not in options.without}
+    if OFFLOADING not in options.without:
+        peaks[OFFLOADING] = race.enter(
+            OFFLOADING, lambda: offloaded(race.device), slow_limit_seconds=options.slow_limit_seconds
+        )
     clock.lap("peaks of peers")
     planned = _Plans(profile)
     for peer, peak_bytes in peaks.items():
@@ -257,6 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
         default=5.0,
         help="a slow way (save_on_cpu) whose first step takes longer is not timed (default: 5)",
     )
+    parser.add_argument("--without", action="append", default=[], metavar="WAY", help="leave out a peer, by its name")
     parser.add_argument(
         "--budget-seconds", type=float, default=60.0, help="with --compiled, for each of torch's budgets (default: 60)"
     )
