@@ -60,6 +60,10 @@ class BlockValues:
             if value not in self._leaving[number] and not is_statistic(self._step, value)
         }
 
+    def leaving_from(self, number: int) -> set[int]:
+        """Return the values made in this block that others read."""
+        return self._leaving[number]
+
     def leaving(self) -> set[int]:
         """Return the values that leave the block in which they were made."""
         return set().union(*self._leaving)

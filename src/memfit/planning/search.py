@@ -6,7 +6,7 @@ enumerated, and their frontier is exact. Else the candidates are, in turn:
 1. what others would do (``known_rules``),
 2. the corners of the hull for a price per byte (``sweep``), with several tilts; where launches take long, also for ops
    that all cost the same (``few_launches``),
-3. segments with held borders (``segments``), for budgets near the lowest,
+3. segments with held borders (``segments``, ``block_borders``), for budgets near the lowest,
 4. sweeps again, with the borders of the best segments held: between a plan of the lowest memory and the hull,
 5. where the step is small enough to try: the best so far with one value decided otherwise, a few times over,
 6. what linear programs find where the best so far may be far from the best there is (``refinement``).
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from itertools import chain
 
+from memfit.planning.block_borders import bordered_choices
 from memfit.planning.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
 from memfit.planning.few_launches import choices_of_few_launches
 from memfit.planning.known_rules import known_rules
@@ -94,7 +96,8 @@ def _add_flipped(trade_off: TradeOff, matter: list[int], round_number: int) -> N
 
 def _add_segmented(trade_off: TradeOff, num_cuts: int) -> None:
     step = trade_off.step
-    borders_of = {trade_off.add(recomputed).recomputed: held for held, recomputed in segmented_choices(step)}
+    choices = chain(segmented_choices(step), bordered_choices(step, lambda wanted: trade_off.add(wanted).peak_bytes))
+    borders_of = {trade_off.add(recomputed).recomputed: held for held, recomputed in choices}
     best = [borders_of[entry.recomputed] for entry in trade_off.frontier() if entry.recomputed in borders_of]
     if not best:
         return
