@@ -25,7 +25,7 @@ from memfit.planning.simulator import peak_place
 from memfit.planning.trade_off import Candidate, TradeOff
 
 # Solving takes time as about the rows to the power of 1.5; a million is about half a second.
-_EFFORT = 2_000_000
+_EFFORT = 2_400_000
 # Larger steps get no programs at all.
 _MOST_OPS = 6_000
 # Shares of the step: gaps that are left alone by linear programs, and by searches for whole decisions.
@@ -35,6 +35,7 @@ _SMALL_GAP_OF_WHOLE = 0.007
 _MOST_ROWS_OF_WHOLE = 1_500
 _MOST_VALUES_OF_WHOLE = 120
 _MOST_ROWS_OF_NEAR = 6_000
+_MOST_ROWS_OF_GROWING = 2_000
 _MOST_UNDECIDED = 40
 _MOST_NODES = 100
 _MOST_SEARCHES = 8
@@ -44,6 +45,11 @@ _NUM_PLANS_LOOKED_AT = 24
 _NUM_BORDERS_TRIED = 8
 _THRESHOLDS = (0.02, 0.25, 0.5, 0.75, 0.98)
 _MOST_VISITS = 8
+# What of the effort goes into lower peaks, and how near below the lowest they are looked for: 1 is the lowest itself.
+_SHARE_FOR_PEAKS = 0.25
+_AIM = 0.9
+_MOST_CHANGES = 12
+_MOST_VALUES_CHANGED = 40
 
 
 def refined(trade_off: TradeOff) -> Proofs:
@@ -107,11 +113,14 @@ class _Refinement:
         relaxed = self._free.model.relaxed_least_peak(self._free.program())
         if relaxed is not None:
             self.proofs.least_peak_bytes = max(self.proofs.least_peak_bytes, relaxed.least_peak_bytes)
-        self._close_gaps(self._try_relaxed, _SMALL_GAP)
+        self._effort = int(_EFFORT * _SHARE_FOR_PEAKS)
         self._lower_peaks()
+        self._change_one_by_one()
+        self._effort += int(_EFFORT * (1 - _SHARE_FOR_PEAKS))
         self._close_gaps(self._try_relaxed, _SMALL_GAP)
         if len(self._free.model.droppable) <= _MOST_VALUES_OF_WHOLE:
             self._search_least_peak()
+            self._change_one_by_one()
             self._effort = _MOST_SEARCHES
             self._close_gaps(self._try_whole, _SMALL_GAP_OF_WHOLE)
 
@@ -183,7 +192,7 @@ class _Refinement:
             self._tried(middle.recomputed - held)
         is_new = False
         # Each time makes all later programs larger; held borders are the cheaper way where they do.
-        is_cheap = program.num_rows <= _MOST_ROWS_OF_WHOLE or view is not self._free or visit >= len(self._views)
+        is_cheap = program.num_rows <= _MOST_ROWS_OF_GROWING or view is not self._free or visit >= len(self._views)
         if middle.peak_bytes > budget_bytes and is_cheap:
             is_new = view.add([peak_place(self._step, middle.recomputed).op_index])
         return is_new or visit < len(self._views)
@@ -198,11 +207,33 @@ class _Refinement:
         return tried
 
     def _lower_peaks(self) -> None:
-        for visit in range(2 * len(self._views)):
-            lowest, least = self._entries[-1].peak_bytes, self.proofs.least_peak_bytes
-            part = (0.9, 0.7)[visit // len(self._views)]
-            if self._effort > 0:
-                self._try_relaxed(int(least + (lowest - least) * part), visit)
+        """Try budgets below the lowest peak, in each view, for as long as that gives a lower one."""
+        lowest = math.inf
+        while self._entries[-1].peak_bytes < lowest:
+            lowest = self._entries[-1].peak_bytes
+            for visit in range(2 * len(self._views)):
+                aim = _AIM * self._entries[-1].peak_bytes + (1 - _AIM) * self.proofs.least_peak_bytes
+                if self._effort > 0:
+                    self._try_relaxed(int(aim), visit)
+
+    def _change_one_by_one(self) -> None:
+        """Decide otherwise for one value that is live at the lowest peak, whichever lowers it most; again and again."""
+        step, current = self._step, self._entries[-1]
+        for _ in range(_MOST_CHANGES):
+            time = peak_place(step, current.recomputed).op_index
+            live = [
+                value
+                for value in sorted(
+                    self._trade_off.may_be_recomputed, key=lambda value: (-step.value_bytes[value], value)
+                )
+                if step.value_op[value] <= time <= step.last_release_of_value[value]
+                or (value in current.recomputed and not step.saves_of_value[value])
+            ]
+            changed = [self._tried(current.recomputed ^ {value}) for value in live[:_MOST_VALUES_CHANGED]]
+            best = min(changed, key=lambda candidate: (candidate.peak_bytes, candidate.added_seconds), default=current)
+            if best.peak_bytes >= current.peak_bytes:
+                return
+            current = best
 
     def _search_least_peak(self) -> None:
         for _ in range(_MOST_SEARCHES):
