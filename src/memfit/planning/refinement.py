@@ -7,13 +7,15 @@ too large, the op of its peak joins the times that programs look at. Programs in
 held prove nothing, but their solutions have no long bursts of replays: at low budgets they round better. On small
 steps, whole decisions are searched at last, also for the least peak.
 
-The budgets, their order and the effort follow from the step alone, so that every budget is served from one frontier.
+The budgets and their order follow from the step alone, so that every budget is served from one frontier. So does the
+effort, but for the searches for whole decisions: a clock stops those, and a slower machine may find less.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Set
+from time import perf_counter
 
 from memfit.planning.block_values import BlockValues
 from memfit.planning.bound import least_live_peak, single_time_lines
@@ -38,6 +40,10 @@ _MOST_ROWS_OF_NEAR = 6_000
 _MOST_ROWS_OF_GROWING = 2_000
 _MOST_UNDECIDED = 40
 _MOST_NODES = 100
+# Nodes do not limit what the solver does before the first one, and nothing but a clock does.
+_MOST_SECONDS_OF_ONE = 1.0
+_MOST_SECONDS_FOR_PEAKS = 1.5
+_MOST_SECONDS_FOR_GAPS = 3.0
 _MOST_SEARCHES = 8
 _NUM_BUDGETS = 16
 _NUM_SEGMENTATIONS = 5
@@ -119,8 +125,10 @@ class _Refinement:
         self._effort += int(_EFFORT * (1 - _SHARE_FOR_PEAKS))
         self._close_gaps(self._try_relaxed, _SMALL_GAP)
         if len(self._free.model.droppable) <= _MOST_VALUES_OF_WHOLE:
+            self._search_until = perf_counter() + _MOST_SECONDS_FOR_PEAKS
             self._search_least_peak()
             self._change_one_by_one()
+            self._search_until = perf_counter() + _MOST_SECONDS_FOR_GAPS
             self._effort = _MOST_SEARCHES
             self._close_gaps(self._try_whole, _SMALL_GAP_OF_WHOLE)
 
@@ -235,13 +243,21 @@ class _Refinement:
                 return
             current = best
 
+    def _seconds_left(self) -> float:
+        return self._search_until - perf_counter()
+
     def _search_least_peak(self) -> None:
         for _ in range(_MOST_SEARCHES):
             lowest = self._entries[-1].peak_bytes
             program = self._free.program()
             if program.num_rows > _MOST_ROWS_OF_WHOLE:
                 return
-            whole = self._free.model.whole_least_peak(program, within_share=1e-3, most_nodes=_MOST_NODES)
+            left = self._seconds_left()
+            if left <= 0:
+                return
+            whole = self._free.model.whole_least_peak(
+                program, within_share=1e-3, most_nodes=_MOST_NODES, most_seconds=min(left, _MOST_SECONDS_OF_ONE)
+            )
             self.proofs.least_peak_bytes = max(self.proofs.least_peak_bytes, math.ceil(whole.bound))
             if whole.dropped is None or not self._learn(whole.dropped, min(lowest, self.proofs.least_peak_bytes)):
                 return
@@ -253,7 +269,16 @@ class _Refinement:
             return False
         fastest = self._fastest(budget_bytes)
         within_share = _SMALL_GAP_OF_WHOLE / 2 * self._step_seconds / max(fastest, 1e-30)
-        whole = self._free.model.whole(program, budget_bytes, within_share=within_share, most_nodes=_MOST_NODES)
+        left = self._seconds_left()
+        if left <= 0:
+            return False
+        whole = self._free.model.whole(
+            program,
+            budget_bytes,
+            within_share=within_share,
+            most_nodes=_MOST_NODES,
+            most_seconds=min(left, _MOST_SECONDS_OF_ONE),
+        )
         if whole.bound < math.inf:
             self.proofs.floors.append(Floor(budget_bytes, whole.bound))
         return whole.dropped is not None and self._learn(whole.dropped, budget_bytes)

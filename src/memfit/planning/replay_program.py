@@ -101,6 +101,7 @@ class ReplayProgram(ReplayModel):
         *,
         within_share: float,
         most_nodes: int,
+        most_seconds: float = math.inf,
         near: Relaxed | None = None,
     ) -> Whole:
         """Search whole decisions of least seconds, to within a share of them or until so many nodes were tried.
@@ -122,7 +123,7 @@ class ReplayProgram(ReplayModel):
             ),
             integrality=np.ones(program.matrix.shape[1]),
             bounds=Bounds(lowest, highest),
-            options={"node_limit": most_nodes, "mip_rel_gap": within_share},
+            options={"node_limit": most_nodes, "mip_rel_gap": within_share, "time_limit": most_seconds},
         )
         if near is not None:
             return Whole(self._dropped_in(program, solved.x), 0.0)
@@ -131,7 +132,9 @@ class ReplayProgram(ReplayModel):
         bound = (solved.mip_dual_bound or 0.0) * scale - _SOLVER_TOLERANCE * self._all_seconds
         return Whole(self._dropped_in(program, solved.x), bound)
 
-    def whole_least_peak(self, program: Program, *, within_share: float, most_nodes: int) -> Whole:
+    def whole_least_peak(
+        self, program: Program, *, within_share: float, most_nodes: int, most_seconds: float = math.inf
+    ) -> Whole:
         """Search whole decisions of the least peak; the bound is in bytes."""
         num_variables = program.matrix.shape[1]
         cost = np.zeros(num_variables + 1)
@@ -141,7 +144,7 @@ class ReplayProgram(ReplayModel):
             constraints=LinearConstraint(_with_budget_as_variable(program), -np.inf, program.fixed),
             integrality=np.append(np.ones(num_variables), 0),
             bounds=Bounds(0, np.append(np.ones(num_variables), np.inf)),
-            options={"node_limit": most_nodes, "mip_rel_gap": within_share},
+            options={"node_limit": most_nodes, "mip_rel_gap": within_share, "time_limit": most_seconds},
         )
         bound = (solved.mip_dual_bound or 0.0) * self.unit_bytes - _SOLVER_TOLERANCE * self.unit_bytes
         return Whole(self._dropped_in(program, solved.x), bound)
