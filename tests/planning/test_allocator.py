@@ -8,7 +8,7 @@ import pytest
 from tests.planning.test_listening import profile_of
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.allocator import counted_bytes
+from memfit.planning.allocator import STEP_MARGIN_BYTES, counted_bytes
 from memfit.planning.simulator import judged
 from memfit.planning.step import Step
 
@@ -37,7 +37,7 @@ def test_only_plans_are_counted_with_the_margin() -> None:
     step = Step(profile)
     assert judged(step, set()).peak_bytes == 12_345_678
     # While "c" runs: the batch, which was there before, what "a" made, for the replay of "b", what "b" made, and "c".
-    assert judged(step, {2}).peak_bytes == size + 3 * (size + MARGIN)
+    assert judged(step, {2}).peak_bytes == STEP_MARGIN_BYTES + size + 3 * (size + MARGIN)
 
 
 def test_a_step_that_never_ran_on_a_device_is_counted_as_it_is() -> None:

@@ -131,9 +131,11 @@ def fixed_bytes(step: Step, time: int) -> int:
     for storage, start in enumerate(step.storage_start):
         if 0 <= start <= time < NEVER and step.natural_end_of_storage[storage] >= time:
             total += step.storage_bytes[storage]
-    for index, value in enumerate(step.profile.values):
-        is_natural = step.natural_end_of_storage[value.storage] >= time
+    # Parts of one storage may be saved apart; held, they are all in the one storage.
+    being_read: dict[int, int] = {}
+    for index, storage in enumerate(step.value_storage):
+        is_natural = step.natural_end_of_storage[storage] >= time
         is_being_read = any(save.read_before <= time <= save.released_after for save in step.saves_of_value[index])
-        if is_being_read and not is_natural and step.storage_start[value.storage] >= 0:
-            total += value.num_bytes
-    return total
+        if is_being_read and not is_natural and step.storage_start[storage] >= 0:
+            being_read[storage] = max(step.value_bytes[index], being_read.get(storage, 0))
+    return total + sum(being_read.values())

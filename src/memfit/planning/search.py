@@ -31,8 +31,8 @@ from memfit.planning.sweep import swept_cuts
 from memfit.planning.trade_off import Candidate, TradeOff
 
 # How many cuts a step of one op could pay for; a step of 20,000 ops gets 20,000 times fewer, within the limits below.
-_EFFORT_OPS = 600_000
-_LEAST_CUTS, _MOST_CUTS = 100, 200
+_EFFORT_OPS = 400_000
+_LEAST_CUTS, _MOST_CUTS = 100, 400
 # How much dearer the first value of the step is than the last; the share of the cuts that each gets.
 _TILTS = ((0.03, 0.4), (0.5, 0.1), (3.0, 0.1))
 _ANCHORED_TILTS = (0.5, 3.0)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfit.graph.model_profile import ModelProfile, Phase, Replay, Save
-from memfit.planning.allocator import counted_bytes
+from memfit.planning.allocator import STEP_MARGIN_BYTES, counted_bytes
 from memfit.planning.regions import Listeners
 from memfit.planning.step_time import StepTime
 
@@ -86,6 +86,8 @@ class Step:
         self.resident_bytes = sum(
             num_bytes for num_bytes, start in zip(self.storage_bytes, self.storage_start, strict=True) if start < 0
         )
+        if self.counts_with_margin:
+            self.resident_bytes += STEP_MARGIN_BYTES
 
     def _index_plain_step(self) -> None:
         """Note what comes and goes with each op when every value is saved; what outlives the step goes behind it."""
