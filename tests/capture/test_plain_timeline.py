@@ -8,6 +8,7 @@ import pytest
 from tests.engine.plans import profile_of
 from tests.engine.zoo import ZOO, Example
 
+from memfit.capture.other_memory import UNACCOUNTED, unaccounted_memory
 from memfit.capture.timeline import plain_timeline_bytes
 from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
 
@@ -15,6 +16,7 @@ from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp, Recorded
 @pytest.mark.parametrize("example", ZOO, ids=str)
 def test_timeline_peaks_at_the_measured_peak_to_the_byte(example: Example) -> None:
     profile = profile_of(example)
+    assert UNACCOUNTED not in {value.name for value in profile.values}
     assert max(plain_timeline_bytes(profile.ops, profile.values)) == profile.peak_bytes
 
 
@@ -56,6 +58,9 @@ def test_timeline_counts_each_storage_from_its_making_to_its_last_use() -> None:
     )
     ops = (op((0,), (1,)), op((1,), (2,), workspace_bytes=5000), op((2,), (3, 4)), op((2,), ()), op((4,), ()))
     assert plain_timeline_bytes(ops, values) == [1100, 6110, 1011, 1011, 1001]
+    # What was measured beyond that is there all the time, for all that is known.
+    assert unaccounted_memory(ops, values, 6110) == ()
+    assert unaccounted_memory(ops, values, 6117) == (RecordedValue(UNACCOUNTED, 7, None, storage=4),)
 
 
 def test_timeline_of_a_profile_without_saves_is_no_higher() -> None:

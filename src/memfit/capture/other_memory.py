@@ -1,4 +1,4 @@
-"""What takes memory on a GPU beside the tensors of a step: other models, and what libraries keep for themselves."""
+"""What takes memory beside the tensors of a step: other models, what libraries keep, what no op accounts for."""
 
 from __future__ import annotations
 
@@ -6,15 +6,32 @@ from collections.abc import Sequence
 
 import torch
 
-from memfit.graph.model_profile import RecordedValue
+from memfit.capture.timeline import plain_timeline_bytes
+from memfit.graph.model_profile import RecordedOp, RecordedValue
+
+UNACCOUNTED = "(memory that no op accounts for)"
 
 
 def other_memory(values: Sequence[RecordedValue], allocated_bytes: int) -> RecordedValue:
     """Return, as a value from outside the step, what the allocator holds beyond those of ``values`` that are."""
     known_bytes = sum({value.storage: value.num_bytes for value in values if value.op_index is None}.values())
+    return _outside(values, "(other memory on the device)", max(0, allocated_bytes - known_bytes))
+
+
+def unaccounted_memory(
+    ops: Sequence[RecordedOp], values: Sequence[RecordedValue], peak_bytes: int
+) -> tuple[RecordedValue, ...]:
+    """Return, as a value from outside, what the step took at its peak beyond what its ops account for, if anything.
+
+    Storages that no op returns, such as the parts of sparse tensors, are seen by the measurement alone.
+    """
+    unaccounted_bytes = peak_bytes - max(plain_timeline_bytes(ops, values), default=0)
+    return (_outside(values, UNACCOUNTED, unaccounted_bytes),) if unaccounted_bytes > 0 else ()
+
+
+def _outside(values: Sequence[RecordedValue], name: str, num_bytes: int) -> RecordedValue:
     num_storages = 1 + max((value.storage for value in values), default=-1)
-    other_bytes = max(0, allocated_bytes - known_bytes)
-    return RecordedValue("(other memory on the device)", other_bytes, op_index=None, storage=num_storages)
+    return RecordedValue(name, num_bytes, op_index=None, storage=num_storages)
 
 
 def let_libraries_allocate(device: torch.device) -> None:

@@ -17,7 +17,7 @@ from memfit.capture.host_costs import measured_host_costs, with_fitted_host_cost
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.layers import measured_blocks
 from memfit.capture.op_costs import OpMeter, with_costs
-from memfit.capture.other_memory import other_memory
+from memfit.capture.other_memory import other_memory, unaccounted_memory
 from memfit.capture.recorded_runs import no_garbage_collection, record_step, record_without_saves
 from memfit.capture.recording import values_of
 from memfit.capture.step import TrainingStep
@@ -59,6 +59,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         values = values_of(recording, natural)
         if allocated_bytes is not None:
             values += (other_memory(values, allocated_bytes),)
+        values += unaccounted_memory(ops, values, peak_bytes)
         profile = ModelProfile(
             ops=ops,
             values=values,
