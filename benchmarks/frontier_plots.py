@@ -67,7 +67,9 @@ def draw(model: ModelResult) -> Figure:
     axes.set_xlabel("activation memory (GiB)", fontsize=12)
     axes.set_ylabel("time, relative to the plain step", fontsize=12)
     axes.tick_params(labelsize=11)
-    axes.set_title(f"{model.name}\n{model.machine_and_frameworks}", loc="left", fontsize=11.5, parse_math=False)
+    # The name large, and below it in small type what all of it was measured with: it is long.
+    figure.suptitle(model.name, x=0.02, ha="left", fontsize=13, parse_math=False)
+    axes.set_title(model.machine_and_frameworks, loc="left", fontsize=7.5, color="#555555", parse_math=False)
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

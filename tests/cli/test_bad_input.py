@@ -206,6 +206,9 @@ def test_ctrl_c_in_the_middle_exits_130_with_one_line(tmp_path: Path, target_fil
         + """
 import os, signal
 
+# Where the tests run in the background of a shell, the signal is ignored from birth.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 class Interrupted(Chain):
     num_calls = 0
 
