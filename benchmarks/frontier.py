@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,6 +97,7 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
         "num_ops": len(profile.ops),
         "profiled_peak_bytes": profile.peak_bytes,
         "profiled_step_seconds": profile.step_seconds,
+        "host": None if profile.host is None else asdict(profile.host),
         "gradient_noise": race.gradient_noise,
         "num_rounds": num_rounds,
         "seconds": clock.laps,
