@@ -5,7 +5,7 @@ budget with the largest gap gets a linear program (`replay_program`): its line i
 fractional solution, rounded at several thresholds, gives new candidates. Where the simulator says that one of them is
 too large, the op of its peak joins the times that programs look at. Programs in which the borders of good segments are
 held prove nothing, but their solutions have no long bursts of replays: at low budgets they round better. On small
-steps, whole decisions are searched at last, also for the least peak.
+steps, whole decisions are searched, also for the least peak. What is still slow then is polished (`polish`).
 
 The budgets and their order follow from the step alone, so that every budget is served from one frontier. So does the
 effort, but for the searches for whole decisions: a clock stops those, and a slower machine may find less.
@@ -19,6 +19,7 @@ from time import perf_counter
 
 from memfit.planning.block_values import BlockValues
 from memfit.planning.bound import least_live_peak, single_time_lines
+from memfit.planning.polish import polished
 from memfit.planning.proofs import Floor, Proofs
 from memfit.planning.replay_program import ReplayProgram
 from memfit.planning.replay_rows import Burst, Program
@@ -51,6 +52,8 @@ _NUM_PLANS_LOOKED_AT = 24
 _NUM_BORDERS_TRIED = 8
 _THRESHOLDS = (0.02, 0.25, 0.5, 0.75, 0.98)
 _MOST_VISITS = 8
+# How many single changes a step of one op could pay for.
+_POLISHING_EFFORT = 400_000
 # What of the effort goes into lower peaks, and how near below the lowest they are looked for: 1 is the lowest itself.
 _SHARE_FOR_PEAKS = 0.25
 _AIM = 0.9
@@ -131,6 +134,8 @@ class _Refinement:
             self._search_until = perf_counter() + _MOST_SECONDS_FOR_GAPS
             self._effort = _MOST_SEARCHES
             self._close_gaps(self._try_whole, _SMALL_GAP_OF_WHOLE)
+        self._effort = _POLISHING_EFFORT // step.num_ops
+        self._close_gaps(self._try_polished, _SMALL_GAP_OF_WHOLE)
 
     def _likely_peaks(self) -> set[int]:
         """Return the ops of peaks of plans so far: all before the backward pass reads, which are cheap to look at."""
@@ -282,6 +287,17 @@ class _Refinement:
         if whole.bound < math.inf:
             self.proofs.floors.append(Floor(budget_bytes, whole.bound))
         return whole.dropped is not None and self._learn(whole.dropped, budget_bytes)
+
+    def _try_polished(self, budget_bytes: int, visit: int) -> bool:
+        """Polish the fastest plan for one budget; where it is the fastest still, that was all."""
+        start = next((entry for entry in self._entries if entry.peak_bytes <= budget_bytes), None)
+        if start is None:
+            return False
+        most_tries = min(self._effort, _POLISHING_EFFORT // _NUM_BUDGETS * 4 // self._step.num_ops)
+        self._effort -= most_tries
+        better = polished(self._trade_off, start, budget_bytes, most_tries)
+        self._tried(better.recomputed)
+        return better is not start
 
     def _learn(self, dropped: Set[int], budget_bytes: int) -> bool:
         """Add a plan; where it is too large, look at its peak from now on. Return whether that is something new."""
