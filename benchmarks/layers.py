@@ -23,6 +23,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+from processor import processor
 from rich.console import Console
 from rich.table import Table
 
@@ -134,13 +135,6 @@ def measure_import_seconds() -> float:
         return min(times)
 
     return interpreter_seconds("import memfit") - interpreter_seconds("pass")
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def main() -> None:

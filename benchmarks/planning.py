@@ -24,6 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from processor import processor
 from rich.console import Console
 from rich.table import Table
 from tests.planning.model_families import FAMILIES, chain, llama
@@ -95,13 +96,6 @@ def measure_gaps() -> dict[str, dict[str, object]]:
             ],
         }
     return results
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def main() -> None:

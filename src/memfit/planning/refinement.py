@@ -28,7 +28,7 @@ from memfit.planning.simulator import peak_place
 from memfit.planning.trade_off import Candidate, TradeOff
 
 # Solving takes time as about the rows to the power of 1.5; a million is about half a second.
-_EFFORT = 2_000_000
+_EFFORT = 1_200_000
 # Larger steps get no programs at all.
 _MOST_OPS = 6_000
 # Shares of the step: gaps that are left alone by linear programs, and by searches for whole decisions.
