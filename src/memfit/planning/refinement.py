@@ -44,7 +44,7 @@ _MOST_NODES = 100
 # Nodes do not limit what the solver does before the first one, and nothing but a clock does.
 _MOST_SECONDS_OF_ONE = 1.0
 _MOST_SECONDS_FOR_PEAKS = 1.5
-_MOST_SECONDS_FOR_GAPS = 3.0
+_MOST_SECONDS_FOR_GAPS = 5.0
 _MOST_SEARCHES = 8
 _NUM_BUDGETS = 16
 _NUM_SEGMENTATIONS = 5
