@@ -116,8 +116,32 @@ def main() -> None:
         "gaps": measure_gaps(),
     }
     show(results)
+    print(markdown(results))
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def markdown(results: dict) -> str:
+    """Return the tables of docs/performance.md."""
+    times = {label: {row["num_ops"]: row["plan_seconds"] for row in rows} for label, rows in results["times"].items()}
+    lines = [f"{results['machine']}, SciPy {results['versions']['scipy']}.", ""]
+    for label, seconds in times.items():
+        lines += [
+            "| " + " | ".join([f"ops of a {label}", *(f"{num_ops:,}" for num_ops in seconds)]) + " |",
+            "|---|" + "---:|" * len(seconds),
+            "| " + " | ".join(["plan() of a new profile", *(f"{value:.1f} s" for value in seconds.values())]) + " |",
+            "",
+        ]
+    num_points = max(len(row["points"]) for row in results["gaps"].values())
+    lines += [
+        "| gap, from the largest peak to the smallest |" + " |" * num_points,
+        "|---|" + "---:|" * num_points,
+        *(
+            f"| {family} | " + " | ".join(f"{point['optimality_gap']:.2%}" for point in row["points"]) + " |"
+            for family, row in results["gaps"].items()
+        ),
+    ]
+    return "\n".join(lines)
 
 
 def show(results: dict) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memfit.capture.bits import same_bits
 from memfit.capture.kept_state import KeptState
@@ -30,7 +30,7 @@ from memfit.runtime.op_rules import OpRule, Treatment, rule_for
 from memfit.runtime.regions import DropPattern, Region
 from memfit.runtime.replay import read
 from memfit.runtime.tape import Tape
-from memfit.runtime.values import DroppedUse, DroppedValue, geometry_of, note_on
+from memfit.runtime.values import DroppedUse, DroppedValue, Source, geometry_of, note_on
 
 # Each trial finds the first values of a chain that differ; models with more than a few links of such are not known.
 _MAX_TRIALS = 6
@@ -119,7 +119,7 @@ class _Both(NamedTuple):
 
 
 class CalibratingTape(Tape):
-    """A tape that keeps what it drops, and adds to ``differing`` the outputs that came back otherwise."""
+    """A tape that keeps what it drops, and adds to ``differing`` the outputs that come back otherwise or not at all."""
 
     def __init__(self, differing: set[OpOutput]) -> None:
         super().__init__()
@@ -142,7 +142,21 @@ class CalibratingTape(Tape):
         self._output_of[value] = self._this_call._replace(position=position)
         super()._drop(storage, value, version)
 
+    def _source(self, tensor: Tensor, rule: OpRule) -> Source:
+        self._note_if_lost(tensor)
+        return super()._source(tensor, rule)
+
+    def _note_if_lost(self, tensor: Tensor) -> None:
+        """A write that the versions do not tell of (``tensor.data.add_``) makes the engine hold what it had dropped."""
+        note = note_on(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+        if note is None or note.tape_token is not self._token or note.dropped is None:
+            return
+        if tensor._version != note.version:
+            self._differing.add(self._output_of[note.dropped])
+
     def _pack(self, tensor: Tensor) -> Any:
+        if type(tensor) in (Tensor, nn.Parameter):
+            self._note_if_lost(tensor)
         packed = super()._pack(tensor)
         return _Both(packed, tensor.detach()) if type(packed) is DroppedUse else packed
 

@@ -129,5 +129,6 @@ def _device_to_measure(device: torch.device) -> torch.device:
     """Return the device whose rates are to be measured: that of the model, or the one it would be trained on."""
     if device.type != "meta":
         return device
-    accelerator = torch.accelerator.current_accelerator()
+    # What torch was built for need not be there.
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     return torch.device("cpu") if accelerator is None else accelerator

@@ -92,6 +92,9 @@ class Trials:
         if self._held is None and self.device.type == "cuda":
             self._held = []
         if self._held is None:
+            # Only after a whole run is it known what there was before a run.
+            with self._state.kept():
+                self._step.run()
             with self._state.kept():
                 self._held = list(record_step(self._step, self.device, existed_before)[0].outside)
         return self._held
