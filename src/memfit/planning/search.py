@@ -8,7 +8,7 @@ enumerated, and their frontier is exact. Else the candidates are, in turn:
    that all cost the same (``few_launches``),
 3. segments with held borders (``segments``, ``block_borders``), for budgets near the lowest,
 4. sweeps again, with the borders of the best segments held: between a plan of the lowest memory and the hull,
-5. where the step is small enough to try: the best so far with one value decided otherwise, a few times over,
+5. where the step is small enough to try: the best so far with one value decided otherwise, or two, a few times over,
 6. what linear programs find where the best so far may be far from the best there is (``refinement``).
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, combinations
 
 from memfit.planning.block_borders import bordered_choices
 from memfit.planning.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
@@ -38,6 +38,8 @@ _TILTS = ((0.03, 0.4), (0.5, 0.1), (3.0, 0.1))
 _ANCHORED_TILTS = (0.5, 3.0)
 # How many plans that differ in one value are tried in all, and from how many plans they start in each round.
 _MOST_FLIPS, _NUM_FLIP_ROUNDS, _NUM_FLIP_STARTS = 10_000, 6, 16
+# How many plans that differ in two values.
+_MOST_PAIRS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ def _fill(trade_off: TradeOff) -> None:
     if len(matter) * _NUM_FLIP_ROUNDS * _NUM_FLIP_STARTS <= _MOST_FLIPS:
         for number in range(_NUM_FLIP_ROUNDS):
             _add_flipped(trade_off, matter, number)
+    _add_flipped_pairs(trade_off, matter)
 
 
 def _add_flipped(trade_off: TradeOff, matter: list[int], round_number: int) -> None:
@@ -92,6 +95,25 @@ def _add_flipped(trade_off: TradeOff, matter: list[int], round_number: int) -> N
     stride = max(len(best) // _NUM_FLIP_STARTS, 1)
     for start in best[round_number % stride :: stride]:
         trade_off.add_all(start.recomputed ^ {value} for value in matter)
+
+
+def _add_flipped_pairs(trade_off: TradeOff, matter: list[int]) -> None:
+    """Change two values at a time: in the smallest plan for as long as it gets smaller, then in others."""
+    pairs = list(combinations(matter, 2))
+    num_starts = _MOST_PAIRS // max(len(pairs), 1)
+
+    def try_pairs(start: Candidate) -> None:
+        trade_off.add_all(start.recomputed ^ set(pair) for pair in pairs)
+
+    lowest = None
+    while num_starts > 0 and lowest != (smallest := trade_off.frontier()[-1]):
+        lowest = smallest
+        try_pairs(lowest)
+        num_starts -= 1
+    if num_starts > 0:
+        best = trade_off.frontier()
+        for start in best[:: max(len(best) // num_starts, 1)][:num_starts]:
+            try_pairs(start)
 
 
 def _add_segmented(trade_off: TradeOff, num_cuts: int) -> None:
