@@ -14,6 +14,7 @@ enumerated, and their frontier is exact. Else the candidates are, in turn:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass
 from itertools import chain, combinations
@@ -99,11 +100,10 @@ def _add_flipped(trade_off: TradeOff, matter: list[int], round_number: int) -> N
 
 def _add_flipped_pairs(trade_off: TradeOff, matter: list[int]) -> None:
     """Change two values at a time: in the smallest plan for as long as it gets smaller, then in others."""
-    pairs = list(combinations(matter, 2))
-    num_starts = _MOST_PAIRS // max(len(pairs), 1)
+    num_starts = _MOST_PAIRS // max(math.comb(len(matter), 2), 1)
 
     def try_pairs(start: Candidate) -> None:
-        trade_off.add_all(start.recomputed ^ set(pair) for pair in pairs)
+        trade_off.add_all(start.recomputed ^ set(pair) for pair in combinations(matter, 2))
 
     lowest = None
     while num_starts > 0 and lowest != (smallest := trade_off.frontier()[-1]):
