@@ -53,7 +53,13 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     model = subject.model
     clock = _Clock(begin)
     clock.lap("building")
-    race = Race(model, subject.output_and_loss, subject.tensors(), keep_gradients=False)
+    race = Race(
+        model,
+        subject.output_and_loss,
+        subject.tensors(),
+        keep_gradients=False,
+        steps_per_wait=options.steps_per_wait,
+    )
     race.enter("plain", contextlib.nullcontext)
     model.zero_grad()
     profile = memfit.profile(model, subject.batch)
@@ -100,6 +106,7 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
         "host": None if profile.host is None else asdict(profile.host),
         "gradient_noise": race.gradient_noise,
         "num_rounds": num_rounds,
+        "steps_per_wait": options.steps_per_wait,
         "seconds": clock.laps,
     }
 
@@ -248,6 +255,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU, to try the script")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="timed steps of each way in a round")
+    parser.add_argument(
+        "--steps-per-wait",
+        type=int,
+        default=1,
+        help="steps between two waits for the GPU; with several, the host runs ahead as in training (default: 1)",
+    )
     parser.add_argument("--points", type=int, default=8, help="memfit's own budgets")
     parser.add_argument(
         "--seconds",

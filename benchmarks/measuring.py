@@ -66,8 +66,15 @@ class Race:
     """Ways to run one training step, measured beside the first of them. One that raises is out; its row says why."""
 
     def __init__(
-        self, model: nn.Module, output_and_loss: OutputAndLoss, batch: Sequence[Tensor], *, keep_gradients: bool
+        self,
+        model: nn.Module,
+        output_and_loss: OutputAndLoss,
+        batch: Sequence[Tensor],
+        *,
+        keep_gradients: bool,
+        steps_per_wait: int = 1,
     ) -> None:
+        self._steps_per_wait = steps_per_wait
         self.device = next(model.parameters()).device
         self.gradient_noise = 0.0
         self._model = model
@@ -196,7 +203,10 @@ class Race:
     def _take_times(self, entrant: _Entrant, num_steps: int) -> None:
         if not entrant.is_slow:
             self._step()
-        entrant.seconds += [seconds_of(self._step, self.device) for _ in range(1 if entrant.is_slow else num_steps)]
+        steps_per_wait = 1 if entrant.is_slow else self._steps_per_wait
+        entrant.seconds += [
+            seconds_of(self._step, self.device, steps_per_wait) for _ in range(1 if entrant.is_slow else num_steps)
+        ]
 
     def _held(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers(), *self._gradients(), *self._batch]
@@ -269,17 +279,20 @@ def bytes_now(device: torch.device, held: Sequence[Tensor]) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
 
 
-def seconds_of(step: Step, device: torch.device) -> float:
+def seconds_of(step: Step, device: torch.device, steps_per_wait: int = 1) -> float:
+    """Return the seconds of one of so many steps that follow each other without waiting for the device."""
     if device.type == "cpu":
         begin = time.perf_counter()
-        step()
-        return time.perf_counter() - begin
+        for _ in range(steps_per_wait):
+            step()
+        return (time.perf_counter() - begin) / steps_per_wait
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
-    step()
+    for _ in range(steps_per_wait):
+        step()
     end.record()
     torch.cuda.synchronize(device)
-    return begin.elapsed_time(end) / 1e3
+    return begin.elapsed_time(end) / 1e3 / steps_per_wait
 
 
 def machine() -> str:
