@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 
 import torch
 from frontier_models import SUBJECTS, Subject
+from frontier_results import OFFLOADING
 from measuring import Race, as_data, machine, print_rows
 from peers import eager_peers, offloaded
 from rich.console import Console
@@ -40,7 +41,6 @@ from memfit.units import format_bytes
 
 _Result = TypeVar("_Result")
 _VERSIONS_OF = ("torch", "transformers", "timm", "torchvision", "numpy", "scipy", "memfit")
-OFFLOADING = "torch: save_on_cpu"
 # Below so many rounds, quartiles mean nothing.
 _FEWEST_ROUNDS = 3
 # Plain steps compared with a plain step, to know how far the kernels' own sums stray: about as many as there are plans,

@@ -19,12 +19,13 @@ each budget forces to be recomputed, which no plan can go below.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from frontier_results import FULL_CHECKPOINTING, GIB, ModelResult, PlanResult, load
+from frontier_results import FULL_CHECKPOINTING, GIB, OFFLOADING, ModelResult, PlanResult, load
 from rich.console import Console
 from rich.table import Table
 from rows import Row
@@ -186,6 +187,14 @@ def smallest_in_words(model: ModelResult) -> str:
     )
 
 
+def points_in_words(models: Sequence[ModelResult]) -> str:
+    """Return how often memfit, given the peak of a way that recomputes, is faster, as fast and slower than that way."""
+    peers = [(model, peer) for model in models for peer in model.peers() if peer.way != OFFLOADING]
+    counts = Counter(verdict_beside(model, peer) for model, peer in peers)
+    told = ", ".join(f"{verdict} at {counts[verdict]}" for verdict in Verdict if counts[verdict])
+    return f"At {counts.total()} peaks of ways that recompute: {told}."
+
+
 def symbol(is_met: bool | None) -> str:
     return {True: "✓", False: "✗", None: "–"}[is_met]
 
@@ -209,6 +218,7 @@ def print_marks(models: Sequence[ModelResult]) -> None:
                 cells += [f"{100 * plan.measured_overhead:.1f}", f"{100 * above:+.1f}"]
             plans.add_row(*cells)
         console.print(plans)
+    console.print(points_in_words(models))
     summary = Table("model", *(mark.name for mark in marks_of(models[0])), title="All marks", title_justify="left")
     for model in models:
         summary.add_row(model.name, *(symbol(mark.is_met) for mark in marks_of(model)))

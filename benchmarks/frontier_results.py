@@ -13,6 +13,7 @@ from rows import Row
 GIB = 2**30
 PLAIN, PLAIN_AGAIN = "plain", "plain again"
 FULL_CHECKPOINTING = "torch: checkpoint every block"
+OFFLOADING = "torch: save_on_cpu"
 
 
 @dataclass(frozen=True)

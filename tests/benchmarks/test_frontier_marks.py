@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontier_marks import Mark, Verdict, compared, marks_of, verdict_beside
+from frontier_marks import Mark, Verdict, compared, marks_of, points_in_words, verdict_beside
 from frontier_plots import draw
 from frontier_results import GIB, ModelResult, load
 from frontier_tables import BEGIN, END, markdown, replaced
@@ -240,3 +240,10 @@ def test_rows_are_written_as_they_are_read() -> None:
     assert Row.from_data(json.loads(json.dumps(entry.as_data()))) == entry
     assert entry.quartile_ratios == pytest.approx((1.49, 1.51))
     assert not dataclasses.replace(entry, ratio=None).is_measured
+
+
+def test_the_points_that_the_readme_counts_are_those_of_the_committed_results() -> None:
+    models = load(sorted((ROOT / "benchmarks/results/frontier-h200").glob("*.json")))
+    assert points_in_words(models) == "At 52 peaks of ways that recompute: faster at 39, as fast at 12, slower at 1."
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "faster at 39 of 52 such points, as fast within the spread at 12, slower at one" in readme

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase
 from memfit.graph.names import is_within
 
-# Where they were not measured: as on one thread of an AMD EPYC (benchmarks/recording_cost.py). Only ratios matter then.
+# Where they were not measured: about what `capture.host_costs` finds on an AMD EPYC. Only their ratios matter then.
 USUAL_COSTS = HostCosts(
     forward=0.0,
     backward=0.0,
