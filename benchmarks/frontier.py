@@ -4,12 +4,13 @@
 
 For each eager way its peak is measured first, and memfit is given exactly that peak as its budget. memfit's own
 budgets are spread evenly from the peak of saving everything down to the smallest that it can meet. All ways then take
-steps in turn, round after round; times are medians of CUDA events, peaks are the allocator's, ratios are to the plain
-step of the run. A way that raises is noted and left out.
+steps in turn, round after round, and nobody waits for the GPU between the steps of one way; times are medians of CUDA
+events, peaks are the allocator's, ratios are to the plain step of the run. A way that raises is noted and left out.
 
 Each model's results are written to DIR/MODEL.json as soon as they are there. With --compiled, torch.compile per block
-is measured instead, beside the plain step, into DIR/MODEL-compiled.json. With --small, the models are tiny and run on
-the CPU in a minute: to try the script, not to learn from the numbers.
+is measured instead, beside the plain step, into DIR/MODEL-compiled.json. With --strategies, the peers are memfit's own
+layer strategies, into DIR/MODEL-strategies.json. With --small, the models are tiny and run on the CPU in a minute: to
+try the script, not to learn from the numbers.
 """
 
 from __future__ import annotations
@@ -58,7 +59,6 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
         subject.output_and_loss,
         subject.tensors(),
         keep_gradients=False,
-        steps_per_wait=options.steps_per_wait,
     )
     race.enter("plain", contextlib.nullcontext)
     model.zero_grad()
@@ -66,9 +66,12 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     profiling_seconds = clock.lap("profiling")
     print(f"{name}: {len(profile.ops)} ops profiled in {profiling_seconds:.1f} s", flush=True)
     race.enter("plain again", contextlib.nullcontext)
-    peers = eager_peers(subject.blocks) | dict(subject.switch)
-    peaks = {peer: race.enter(peer, way) for peer, way in peers.items() if peer not in options.without}
-    if OFFLOADING not in options.without:
+    if options.strategies:
+        peaks = enter_strategies(race, model, profile)
+    else:
+        peers = eager_peers(subject.blocks) | dict(subject.switch)
+        peaks = {peer: race.enter(peer, way) for peer, way in peers.items() if peer not in options.without}
+    if not options.strategies and OFFLOADING not in options.without:
         peaks[OFFLOADING] = race.enter(
             OFFLOADING, lambda: offloaded(race.device), slow_limit_seconds=options.slow_limit_seconds
         )
@@ -77,7 +80,7 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     for peer, peak_bytes in peaks.items():
         if peak_bytes is not None:
             planned.add(f"memfit at the peak of ({peer})", peak_bytes)
-    planned.add_evenly_spread(options.points)
+    planned.add_evenly_spread(0 if options.strategies else options.points)
     print(f"{name}: planned in {clock.lap('planning'):.1f} s", flush=True)
     enter_plans(race, model, planned.plans)
     clock.lap("peaks of memfit")
@@ -106,7 +109,6 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
         "host": None if profile.host is None else asdict(profile.host),
         "gradient_noise": race.gradient_noise,
         "num_rounds": num_rounds,
-        "steps_per_wait": options.steps_per_wait,
         "seconds": clock.laps,
     }
 
@@ -151,6 +153,35 @@ def enter_plans(race: Race, model: torch.nn.Module, plans: Mapping[str, memfit.P
         else:
             first_label[what_it_does] = label
             race.enter(label, lambda plan=plan: memfit.apply(model, plan))
+
+
+def enter_strategies(race: Race, model: torch.nn.Module, profile: memfit.ModelProfile) -> dict[str, int | None]:
+    """Enter what each layer strategy chooses, once each, and return the peaks."""
+    num_blocks = len(profile.blocks)
+    half_bytes = sum(layer.activation_size_bytes for layer in profile.layers) // 2
+    strategies = (
+        memfit.Full(),
+        memfit.Selective(0.5),
+        memfit.AttentionOnly(),
+        memfit.FfnOnly(),
+        memfit.EveryNthLayer(2),
+        memfit.EveryNthLayer(4),
+        memfit.LargestLayers(num_blocks // 3),
+        memfit.SqrtLayers(),
+        memfit.Budget.from_bytes(half_bytes),
+    )
+    peaks: dict[str, int | None] = {}
+    known = {frozenset(): ""}
+    for strategy in strategies:
+        plan = memfit.plan(profile, strategy=strategy)
+        chosen = frozenset(value for value, decision in plan.decisions.items() if decision is not memfit.Decision.SAVE)
+        label = f"layers: {strategy!r}"
+        if chosen in known:
+            print(f"{label}: the same as {known[chosen] or 'the plain step'}", flush=True)
+            continue
+        known[chosen] = label
+        peaks[label] = race.enter(label, lambda plan=plan: memfit.apply(model, plan))
+    return peaks
 
 
 def plan_data(plan: memfit.Plan, label: str, rows: list[Row]) -> dict[str, Any]:
@@ -240,10 +271,13 @@ def run_and_write(name: str, device: torch.device, options: argparse.Namespace) 
     else:
         results = run(name, subject, options, begin)
         print_predictions(results)
+    if options.strategies:
+        results = {"strategies": results | {"machine": machine(), "versions": versions()}}
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         document = {"machine": machine(), "versions": versions(), "models": {name: results}}
-        path = options.out / f"{name}{'-compiled' if options.compiled else ''}.json"
+        group = "-compiled" if options.compiled else "-strategies" if options.strategies else ""
+        path = options.out / f"{name}{group}.json"
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
@@ -252,15 +286,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(SUBJECTS)}; default: all")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write MODEL.json here, after each model")
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile per block instead")
+    parser.add_argument("--strategies", action="store_true", help="measure memfit's layer strategies as the peers")
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU, to try the script")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="timed steps of each way in a round")
-    parser.add_argument(
-        "--steps-per-wait",
-        type=int,
-        default=1,
-        help="steps between two waits for the GPU; with several, the host runs ahead as in training (default: 1)",
-    )
     parser.add_argument("--points", type=int, default=8, help="memfit's own budgets")
     parser.add_argument(
         "--seconds",

@@ -9,7 +9,9 @@
 4. *time*: predicted overheads are within 5 points of the measured.
 5. *half*: half of the activation memory above the floor costs at most 10 % of time. The floor is the activation peak of
    memfit's smallest plan. Nothing is interpolated: the first plan at or below the middle counts.
-6. *gradients*: equal to the plain step's, or no farther from them than plain steps are from each other. Both are the
+6. *strategies*: at the memory of each of memfit's own layer strategies, where those were run, a plan for that budget is
+   at least as fast as the strategy.
+7. *gradients*: equal to the plain step's, or no farther from them than plain steps are from each other. Both are the
    largest of a few draws, so that a narrow miss can be chance; a wide one cannot.
 
 Beside them, without a mark: the smallest feasible budget and full checkpointing's peak, seconds of planning, and what
@@ -21,7 +23,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -88,6 +90,7 @@ def marks_of(model: ModelResult) -> list[Mark]:
         _peak(model),
         _time(model),
         _half(model),
+        _strategies(model),
         _gradients(model),
     ]
 
@@ -99,6 +102,12 @@ def _speed(model: ModelResult) -> Mark:
     bad = [f"{verdict} ({way})" for way, verdict in told.items() if way not in good]
     words = f"{len(good)} of {len(told)} peers"
     return Mark("speed", len(good) == len(told) if told else None, "; ".join([words, *bad]))
+
+
+def _strategies(model: ModelResult) -> Mark:
+    if model.strategies is None:
+        return Mark("strategies", None, "not run")
+    return replace(_speed(model.strategies), name="strategies")
 
 
 def _selective(model: ModelResult) -> Mark:

@@ -36,7 +36,11 @@ class PlanResult:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """All that is known of one model. ``compiled`` is a group of its own, with its own plain step."""
+    """All that is known of one model.
+
+    ``compiled`` and ``strategies`` are groups of their own, each with a plain step of its own; in the latter the peers
+    are memfit's layer strategies.
+    """
 
     name: str
     machine: str
@@ -46,6 +50,7 @@ class ModelResult:
     plans: tuple[PlanResult, ...]
     infeasible: Mapping[str, str]
     compiled: Mapping[str, Row]
+    strategies: ModelResult | None
     facts: Mapping[str, Any]
 
     @property
@@ -117,7 +122,7 @@ def _model(name: str, data: Mapping[str, Any]) -> ModelResult:
         name=name,
         machine=data["machine"],
         versions=data["versions"] or {},
-        note=data["note"],
+        note=data.get("note"),
         rows=_rows(data["rows"]),
         plans=tuple(
             PlanResult(label, **{key: plan[key] for key in PlanResult.__dataclass_fields__ if key != "label"})
@@ -125,6 +130,7 @@ def _model(name: str, data: Mapping[str, Any]) -> ModelResult:
         ),
         infeasible=data.get("infeasible", {}),
         compiled=_rows(data.get("compiled", {}).get("rows", [])),
+        strategies=_model(name, data["strategies"]) if "strategies" in data else None,
         facts=data,
     )
 

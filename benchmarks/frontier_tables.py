@@ -58,6 +58,8 @@ def _model(model: ModelResult, images: Path | None) -> str:
         lines += [f"![Time over activation memory of {model.name}](images/{picture})", ""]
     lines += [f"- {symbol(mark.is_met)} {mark.name}: {mark.words}" for mark in marks_of(model)]
     lines += ["", *_peers(model), "", *_plans(model.plans)]
+    if model.strategies is not None:
+        lines += ["", "Beside memfit's layer strategies:", "", *_peers(model.strategies)]
     if model.compiled:
         lines += ["", *_compiled(model)]
     return "\n".join([*lines, ""])

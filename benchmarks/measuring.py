@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import platform
 import statistics
 import time
@@ -27,7 +28,7 @@ OutputAndLoss = Callable[[], tuple[Any, Tensor]]
 Way = Callable[[], AbstractContextManager[Any]]
 _Result = TypeVar("_Result")
 
-# A slow way takes part in so many rounds, with one step in each and none to warm up.
+# A slow way takes part in so many rounds, with one timed step in each.
 _ROUNDS_OF_SLOW_WAYS = 2
 # After so many plain steps with the very same gradients, the kernels are taken to be deterministic.
 _FEWEST_REPEATS = 4
@@ -72,9 +73,7 @@ class Race:
         batch: Sequence[Tensor],
         *,
         keep_gradients: bool,
-        steps_per_wait: int = 1,
     ) -> None:
-        self._steps_per_wait = steps_per_wait
         self.device = next(model.parameters()).device
         self.gradient_noise = 0.0
         self._model = model
@@ -110,8 +109,7 @@ class Race:
             torch.manual_seed(0)
             self._step()
             entrant.gradient_error = compare(self._gradients(), reference)
-            self._step()
-            entrant.seconds = [seconds_of(self._step, self.device) for _ in range(num_steps)]
+            entrant.seconds = seconds_in_a_row(self._step, self.device, num_steps)
 
         self._attempt(entrant, run)
 
@@ -201,12 +199,7 @@ class Race:
         entrant.activation_peak_bytes = entrant.peak_bytes - before
 
     def _take_times(self, entrant: _Entrant, num_steps: int) -> None:
-        if not entrant.is_slow:
-            self._step()
-        steps_per_wait = 1 if entrant.is_slow else self._steps_per_wait
-        entrant.seconds += [
-            seconds_of(self._step, self.device, steps_per_wait) for _ in range(1 if entrant.is_slow else num_steps)
-        ]
+        entrant.seconds += seconds_in_a_row(self._step, self.device, 1 if entrant.is_slow else num_steps)
 
     def _held(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers(), *self._gradients(), *self._batch]
@@ -279,20 +272,26 @@ def bytes_now(device: torch.device, held: Sequence[Tensor]) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
 
 
-def seconds_of(step: Step, device: torch.device, steps_per_wait: int = 1) -> float:
-    """Return the seconds of one of so many steps that follow each other without waiting for the device."""
+def seconds_in_a_row(step: Step, device: torch.device, num_steps: int) -> list[float]:
+    """Return the seconds of each of so many steps after a first one, between which nobody waits for the device.
+
+    That is how training runs: the host launches a step while the device still computes the one before.
+    """
     if device.type == "cpu":
-        begin = time.perf_counter()
-        for _ in range(steps_per_wait):
-            step()
-        return (time.perf_counter() - begin) / steps_per_wait
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(steps_per_wait):
         step()
-    end.record()
+        seconds = []
+        for _ in range(num_steps):
+            begin = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
+    for event in events:
+        # The first step's end is where the second begins.
+        step()
+        event.record()
     torch.cuda.synchronize(device)
-    return begin.elapsed_time(end) / 1e3 / steps_per_wait
+    return [begin.elapsed_time(end) / 1e3 for begin, end in itertools.pairwise(events)]
 
 
 def machine() -> str:

@@ -15,7 +15,7 @@ from frontier_marks import Verdict, marks_of, verdict_beside
 from frontier_results import ModelResult, load
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ["--small", "--rounds", "1", "--steps", "1", "--steps-per-wait", "2", "--points", "3"]
+OPTIONS = ["--small", "--rounds", "1", "--steps", "1", "--points", "3"]
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 from tests.engine.plans import every_value, profile_of
 from tests.engine.zoo import BY_NAME
 
-from memfit.capture.host_costs import measured_host_costs, with_fitted_host_costs
-from memfit.graph.model_profile import HostCosts
+from memfit.capture.host_costs import measured_host_costs, runs_ahead, with_fitted_host_costs
+from memfit.graph.model_profile import HostCosts, Phase, RecordedOp, Replay
 from memfit.graph.plan import Decision
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
@@ -24,7 +24,7 @@ def test_everything_that_the_engine_does_takes_some_time() -> None:
     costs = measured_host_costs(1.0, 2.0)
     assert (costs.forward, costs.backward) == (1.0, 2.0)
     # A microsecond is less than Python needs for any of it, a millisecond more than for all of it.
-    for seconds in astuple(costs)[2:]:
+    for seconds in astuple(costs)[2:-1]:
         assert 0 <= seconds < 1e-3
     assert costs.recorded_op > 1e-6
 
@@ -43,4 +43,26 @@ def test_costs_agree_with_the_step_that_was_measured(factor: float, fitted_facto
     ).host
     assert fitted is not None
     assert (fitted.forward, fitted.backward) == (COSTS.forward, COSTS.backward)
-    assert astuple(fitted)[2:] == pytest.approx([fitted_factor * cost for cost in astuple(COSTS)[2:]])
+    assert astuple(fitted)[2:-1] == pytest.approx([fitted_factor * cost for cost in astuple(COSTS)[2:-1]])
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "step_seconds", "expected"),
+    [
+        # The device computes for 3 and 6 seconds.
+        (5.0, 5.0, 10.0, True),  # as long as it takes to launch
+        (5.0, 5.0, 10.9, False),  # the device begins its 6 seconds when the forward pass is launched
+        (5.0, 1.0, 9.1, True),
+        (5.0, 1.0, 11.2, False),
+        (1.0, 1.0, 9.5, True),  # waiting for the forward pass would cost nothing
+    ],
+)
+def test_whether_the_host_runs_ahead_shows_in_steps_that_follow_each_other(
+    forward: float, backward: float, step_seconds: float, expected: bool
+) -> None:
+    ops = [
+        RecordedOp("", "aten.sin", 0, (), (), (), 0, Replay.YES, phase, seconds=seconds)
+        for phase, seconds in ((Phase.FORWARD, 3.0), (Phase.BACKWARD, 4.0), (Phase.OPTIMIZER, 2.0))
+    ]
+    host = replace(COSTS, forward=forward, backward=backward)
+    assert runs_ahead(host, ops, step_seconds) is expected

@@ -66,7 +66,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
         device_bytes=draw(st.none() | sizes),
         free_bytes=draw(st.none() | sizes),
         measured_with=draw(texts),
-        host=draw(st.none() | st.builds(HostCosts, *[seconds] * 7)),
+        host=draw(st.none() | st.builds(HostCosts, *[seconds] * 7, runs_ahead=st.booleans())),
     )
 
 

@@ -113,6 +113,21 @@ def test_added_seconds_by_hand(forward: float, backward: float, expected: float)
     assert step_time.added({1, 2}, num_replayed=2, replay_seconds=2.0) == expected
 
 
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        (20.0, 42.0 + 14.0 - 20.0),  # the plain step takes as long as it takes to launch, not 20 + 8
+        (0.0, 22.0 + 14.0 - 12.0),
+    ],
+)
+def test_a_host_that_runs_ahead_does_not_keep_the_device_waiting_for_the_forward_pass(
+    forward: float, expected: float
+) -> None:
+    host = HostCosts(forward, 0.0, 4.0, 3.0, 2.0, 2.0, 5.0, runs_ahead=True)
+    profile = profile_of(["a", "b", "c", "d"], host)
+    assert StepTime(profile, Listeners(profile)).added({1, 2}, num_replayed=2, replay_seconds=2.0) == expected
+
+
 def test_a_device_that_never_waits_is_slowed_by_replays_alone() -> None:
     for host in (None, HostCosts(0.1, 0.1, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3)):
         profile = profile_of(["a", "b", "c", "d"], host)

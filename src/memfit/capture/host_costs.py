@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from memfit.graph.model_profile import HostCosts, ModelProfile
+from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp
 from memfit.graph.plan import Decision, Plan
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
@@ -22,6 +22,8 @@ _NUM_LAYERS = 20
 _NUM_RUNS = 10
 # How much more than in a short loop the engine may cost in a real step.
 _MOST_FACTOR = 5.0
+# Less than steps differ from each other.
+_NO_DIFFERENCE = 0.01
 
 
 def measured_host_costs(forward_seconds: float, backward_seconds: float) -> HostCosts:
@@ -66,6 +68,15 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
         # A difference of many; running an op again does not cost less than noting how to.
         replayed_op=max(replayed, dropped, 0.0) / chain.num_ops,
     )
+
+
+def runs_ahead(host: HostCosts, ops: Sequence[RecordedOp], step_seconds: float) -> bool:
+    """Return whether steps that follow each other in ``step_seconds`` were launched before the last one was done."""
+    device_forward = sum(op.seconds for op in ops if op.phase is Phase.FORWARD)
+    device_backward = sum(op.seconds for op in ops if op.phase is not Phase.FORWARD)
+    ahead = max(device_forward + device_backward, host.forward + host.backward)
+    waiting = max(ahead, host.forward + device_backward)
+    return step_seconds <= (ahead + waiting) / 2 or waiting <= (1 + _NO_DIFFERENCE) * ahead
 
 
 def with_fitted_host_costs(

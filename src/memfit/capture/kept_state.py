@@ -36,12 +36,11 @@ class KeptState:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Run one step inside the block."""
+        """Run a step, or several, inside the block."""
         gradients = [(leaf, leaf.grad) for leaf in self._leaves]
         contents = [(leaf, leaf.detach()) for leaf in self._leaves if leaf.layout is torch.strided]
         attributes = [AttributeSnapshot(vars(module)) for module in self._step.model.modules()]
-        for leaf in self._leaves:
-            leaf.grad = None
+        self.drop_gradients()
         # Inside autocast, casts of weights are kept from pass to pass; each run is to make its own.
         torch.clear_autocast_cache()
         devices = sorted({leaf.device.index for leaf in self._leaves if leaf.device.type == "cuda"})
@@ -59,6 +58,11 @@ class KeptState:
             if self._writes is not None:
                 self._writes.undo()
                 self._leaves += self._writes.take_leaves(known=self._leaves)
+
+    def drop_gradients(self) -> None:
+        """Let go of the gradients that there are, as training loops do before each step."""
+        for leaf in self._leaves:
+            leaf.grad = None
 
     @contextmanager
     def kept_optimizer(self) -> Iterator[None]:

@@ -106,6 +106,8 @@ class HostCosts:
     ``forward`` and ``backward`` are the plain step's, the optimizer's part in the latter. Then: an op that runs where
     ops are recorded, with the views around it, and more where its result is dropped; going into a module to listen
     there; a tensor that autograd saves where saves are watched, and its way back; an op that is run again.
+    ``runs_ahead`` says that steps are launched while the device still computes the one before; a model that reads
+    results back in its forward pass waits for them, and so for the step before.
     """
 
     forward: float
@@ -115,6 +117,7 @@ class HostCosts:
     entry: float
     watched_save: float
     replayed_op: float
+    runs_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

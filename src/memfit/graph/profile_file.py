@@ -35,7 +35,7 @@ _OP_DEFAULTS: dict[str, Any] = {
     "workspace_bytes": 0,
 }
 _VALUE_DEFAULTS: dict[str, Any] = {"op_index": None, "dies_after": None, "saves": [], "comes_back": True}
-_HOST_FIELDS = tuple(field.name for field in fields(HostCosts))
+_HOST_SECONDS = tuple(field.name for field in fields(HostCosts) if field.name != "runs_ahead")
 _LAYER_FIELDS = ("layer_idx", "layer_type", "activation_size_bytes", "recompute_flops")
 
 
@@ -150,8 +150,9 @@ class _Reader:
         return entry | {"step_seconds": _seconds(entry["step_seconds"], "step_seconds")}
 
     def host(self, entry: Any, place: str) -> HostCosts:
-        costs = check_fields(entry, place, required=frozenset(_HOST_FIELDS))
-        return HostCosts(**{name: _seconds(costs[name], name) for name in _HOST_FIELDS})
+        costs = check_fields(entry, place, required=frozenset(_HOST_SECONDS), optional=frozenset({"runs_ahead"}))
+        seconds = {name: _seconds(costs[name], name) for name in _HOST_SECONDS}
+        return HostCosts(**seconds, runs_ahead=_boolean(costs.get("runs_ahead", False), "runs_ahead"))
 
     def op(self, entry: Any, place: str) -> RecordedOp:
         fields = check_fields(entry, place, required=frozenset({"op", "call"}), optional=frozenset(_OP_DEFAULTS))
@@ -177,8 +178,6 @@ class _Reader:
         required = frozenset({"name", "num_bytes", "storage"})
         fields = check_fields(entry, place, required=required, optional=frozenset(_VALUE_DEFAULTS))
         fields = _VALUE_DEFAULTS | fields
-        if type(fields["comes_back"]) is not bool:
-            raise InvalidParameterError(f"comes_back must be true or false; got {shown(fields['comes_back'])}")
         return RecordedValue(
             name=_string(fields["name"], "name"),
             num_bytes=whole_number(fields["num_bytes"], "num_bytes"),
@@ -186,7 +185,7 @@ class _Reader:
             storage=whole_number(fields["storage"], "storage"),
             dies_after=self._op_index(fields["dies_after"], "dies_after"),
             saves=tuple(self._save(save) for save in _list(fields["saves"], "saves")),
-            comes_back=fields["comes_back"],
+            comes_back=_boolean(fields["comes_back"], "comes_back"),
         )
 
     def block(self, entry: Any, place: str) -> Block:
@@ -219,6 +218,12 @@ class _Reader:
 def _string(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise InvalidParameterError(f"{name} must be a text; got {shown(value)}")
+    return value
+
+
+def _boolean(value: Any, name: str) -> bool:
+    if type(value) is not bool:
+        raise InvalidParameterError(f"{name} must be true or false; got {shown(value)}")
     return value
 
 

@@ -1,11 +1,12 @@
 """How long a step takes under a plan, where the device computes and the host launches, and each may wait for the other.
 
 The device works off what the host has launched, in order. If the host needs F and B seconds to launch the forward and
-the backward pass, and the device f and b to compute them, the step takes the longest of
+the backward pass, and the device f and b to compute them, a step in a row of them takes the longest of
 
     f + b      the device is never kept waiting,
-    F + b      it waits until the forward pass is launched,
-    F + B      it waits all the time.
+    F + B      it waits all the time,
+    F + b      it waits until the forward pass is launched: only where the host cannot begin the step before the device
+               has ended the last one (`HostCosts.runs_ahead`).
 
 A plan adds its replays to b and to B, and what listening costs to F and B. Where host and device are one, or what the
 host spends was not measured, a plan adds the seconds of its replays and no more.
@@ -48,7 +49,8 @@ class StepTime:
         host_forward = self._host.forward + listening.forward
         host_backward = self._host.backward + listening.backward
         device_backward = self._device_backward + replay_seconds
-        return max(self._device_forward + device_backward, host_forward + device_backward, host_forward + host_backward)
+        first_wait = 0.0 if self._host.runs_ahead else host_forward + device_backward
+        return max(self._device_forward + device_backward, host_forward + host_backward, first_wait)
 
     def _launches_may_matter(self, profile: ModelProfile) -> bool:
         """Return whether some plan could keep the device waiting: the dearest listens everywhere and replays all."""

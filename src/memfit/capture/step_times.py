@@ -1,0 +1,69 @@
+"""Times whole training steps: alone, and one after the other as in training."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from memfit.capture.clocks import wait_for
+from memfit.capture.kept_state import KeptState
+from memfit.capture.step import TrainingStep
+from memfit.graph.model_profile import Phase
+
+_NUM_STEPS_ALONE = 3
+# Long enough for a GPU to grow as warm, and its clocks as slow, as they stay in training.
+_SECONDS_IN_A_ROW = 0.7
+_FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 4, 20
+
+
+class StepAlone(NamedTuple):
+    """Medians: the seconds to launch the forward pass and the rest of the step, and until all of it was done."""
+
+    forward_launched: float
+    backward_launched: float
+    seconds: float
+
+
+def timed_alone(step: TrainingStep, device: torch.device, state: KeptState) -> StepAlone:
+    """Run the step several times, waiting for the device before and after, leaving no trace of it."""
+    timings = []
+    for _ in range(_NUM_STEPS_ALONE):
+        forward_end = 0.0
+
+        @contextmanager
+        def around(phase: Phase) -> Iterator[None]:
+            nonlocal forward_end
+            yield
+            if phase is Phase.FORWARD:
+                forward_end = time.perf_counter()
+
+        with state.kept():
+            wait_for(device)
+            begin = time.perf_counter()
+            held = step.run(around)
+            launched = time.perf_counter()
+            del held
+            wait_for(device)
+            timings.append((forward_end - begin, launched - forward_end, time.perf_counter() - begin))
+    return StepAlone(*map(median, zip(*timings, strict=True)))
+
+
+def seconds_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, alone: StepAlone) -> float:
+    """Return the seconds of one of many steps between which nobody waits for the device, as training loops run them."""
+    num_steps = min(max(math.ceil(_SECONDS_IN_A_ROW / alone.seconds), _FEWEST_IN_A_ROW), _MOST_IN_A_ROW)
+    with state.kept():
+        wait_for(device)
+        begin = time.perf_counter()
+        for _ in range(num_steps):
+            state.drop_gradients()
+            step.run()
+        wait_for(device)
+        seconds = time.perf_counter() - begin
+    # The first of them begins on an idle device, as the one alone did.
+    return max(seconds - alone.seconds, 0.0) / (num_steps - 1)

@@ -1,0 +1,51 @@
+"""Steps timed alone and in a row: how many run, and that they leave no trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from memfit.capture.kept_state import KeptState
+from memfit.capture.step import TrainingStep
+from memfit.capture.step_times import StepAlone, seconds_in_a_row, timed_alone
+
+
+class Counting(nn.Module):
+    """Notes at each forward pass whether its weight has a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("num_runs", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        had_gradient.append(self.weight.grad is not None)
+        self.num_runs += 1
+        return x * self.weight
+
+
+had_gradient: list[bool] = []
+
+
+@pytest.mark.parametrize(("seconds_alone", "num_steps"), [(0.2, 4), (0.05, 14), (1e-6, 20)])
+def test_steps_in_a_row_begin_without_gradients_and_leave_no_trace(seconds_alone: float, num_steps: int) -> None:
+    model = Counting()
+    model.weight.grad = gradient = torch.full((3,), 7.0)
+    step = TrainingStep(model, torch.ones(3), None, torch.optim.SGD(model.parameters()))
+    state = KeptState(step)
+    with state.kept():
+        step.run()
+    had_gradient.clear()
+    alone = StepAlone(0.0, 0.0, seconds_alone)
+    assert seconds_in_a_row(step, torch.device("cpu"), state, alone) >= 0.0
+    assert had_gradient == [False] * num_steps
+    assert model.weight.grad is gradient
+    assert model.weight.tolist() == [1.0] * 3
+    assert model.num_runs.item() == 0
+
+
+def test_each_part_of_a_step_alone_takes_time() -> None:
+    model = Counting()
+    step = TrainingStep(model, torch.ones(3))
+    assert min(timed_alone(step, torch.device("cpu"), KeptState(step))) > 0
