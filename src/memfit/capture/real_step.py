@@ -63,7 +63,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         values = values_of(recording, natural)
         if allocated_bytes is not None:
             values += (other_memory(values, allocated_bytes),)
-        values += unaccounted_memory(ops, values, peak_bytes)
+        values += unaccounted_memory(ops, values, peak_bytes, device)
         profile = ModelProfile(
             ops=ops,
             values=values,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.runtime.op_rules import OpRule, Treatment
+from memfit.runtime.op_rules import OpRule, Treatment, is_random
 
 
 def tensors_in(arguments: Any) -> list[Tensor]:
@@ -30,7 +30,12 @@ def is_repeatable(rule: OpRule, args: Any) -> bool:
     """Return whether this call gives the same bits when run again on the same inputs (and generator state)."""
     if rule.treatment is Treatment.OPAQUE:
         return False
-    return rule.deterministic_on_cuda or not first_tensor(args).is_cuda
+    if rule.deterministic_on_cuda and not rule.draws_random:
+        return True
+    if not first_tensor(args).is_cuda:
+        return True
+    # What a graph that is being captured will draw is known only when it runs.
+    return rule.deterministic_on_cuda and not (is_random(rule, args) and torch.cuda.is_current_stream_capturing())
 
 
 def first_tensor(args: Any) -> Tensor:
