@@ -18,12 +18,11 @@ from pathlib import Path
 
 import torch
 from gpt import GPT, tokens
-from measuring import OutputAndLoss, Row, Way, as_data, machine, measure, print_rows, training_step
+from measuring import Row, Way, as_data, machine, measure, print_rows
 from peers import eager_peers
 from torch import Tensor
 
 import memfit
-from memfit.runtime.ledger import peak_of
 
 
 @dataclass(frozen=True)
@@ -46,29 +45,17 @@ EVERY_BLOCK = "torch: checkpoint every block"
 POINTWISE = ["blocks.*::aten.gelu", "blocks.*::aten.native_layer_norm"]
 
 
-def ways(model: GPT, batch: Tensor, output_and_loss: OutputAndLoss) -> dict[str, Way]:
+def ways(model: GPT, batch: Tensor) -> dict[str, Way]:
     profile = memfit.profile(model, batch)
     pointwise = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=POINTWISE)
     full = memfit.plan(profile, strategy=memfit.Full())
     peers = eager_peers(list(model.blocks))
-    step = training_step(model, output_and_loss, keep_gradients=False)
-    with peers[EVERY_BLOCK]():
-        step()
-        model.zero_grad()
-        peak_bytes = peak_of(step, batch.device, held=[*model.parameters(), batch])
-    model.zero_grad()
-    try:
-        at_its_peak = memfit.plan(profile, budget=peak_bytes)
-    except memfit.InfeasibleBudgetError as error:
-        # The margin that plans leave for the allocator is larger than what recomputing less could win.
-        at_its_peak = memfit.plan(profile, budget=error.minimum_bytes)
     return {
         "plain": contextlib.nullcontext,
         # Tells the spread between two equal ways, and whether the kernels themselves give the same bits twice.
         "plain again": contextlib.nullcontext,
         "memfit: pointwise replayed": lambda: memfit.apply(model, pointwise),
         "memfit: blocks replayed": lambda: memfit.apply(model, full),
-        f"memfit: at the peak of ({EVERY_BLOCK})": lambda: memfit.apply(model, at_its_peak),
         **{name: peers[name] for name in peers if name == EVERY_BLOCK or "attention" in name},
     }
 
@@ -83,7 +70,7 @@ def run(size: Size, device: torch.device) -> list[Row]:
         return loss, loss
 
     return measure(
-        ways(model, batch, output_and_loss),
+        ways(model, batch),
         output_and_loss,
         model,
         [batch],

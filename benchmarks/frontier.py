@@ -9,7 +9,8 @@ events, peaks are the allocator's, ratios are to the plain step of the run. A wa
 
 Each model's results are written to DIR/MODEL.json as soon as they are there. With --compiled, torch.compile per block
 is measured instead, beside the plain step, into DIR/MODEL-compiled.json. With --strategies, the peers are memfit's own
-layer strategies, into DIR/MODEL-strategies.json. With --small, the models are tiny and run on the CPU in a minute: to
+layer strategies, into DIR/MODEL-strategies.json; with --captured, steps are captured into CUDA graphs, into
+DIR/MODEL-captured.json. With --small, the models are tiny and run on the CPU in a minute: to
 try the script, not to learn from the numbers.
 """
 
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from frontier_captured import run_captured
 from frontier_models import SUBJECTS, Subject
 from frontier_results import OFFLOADING
 from measuring import Race, as_data, machine, print_rows
@@ -42,6 +44,9 @@ from memfit.units import format_bytes
 
 _Result = TypeVar("_Result")
 _VERSIONS_OF = ("torch", "transformers", "timm", "torchvision", "numpy", "scipy", "memfit")
+# What may be measured instead of torch's eager ways. Of some, the results are those of a whole race.
+_GROUPS = ("compiled", "captured", "strategies")
+_GROUPS_WITH_PLANS = ("captured", "strategies")
 # Below so many rounds, quartiles mean nothing.
 _FEWEST_ROUNDS = 3
 # Plain steps compared with a plain step, to know how far the kernels' own sums stray: about as many as there are plans,
@@ -268,16 +273,19 @@ def run_and_write(name: str, device: torch.device, options: argparse.Namespace) 
         from frontier_compiled import run_compiled
 
         results = {"compiled": run_compiled(name, subject, options.budget_seconds, options.rounds * options.steps)}
+    elif options.captured:
+        results = run_captured(name, subject, options.points, options.rounds * options.steps, plan_data)
+        print_predictions(results)
     else:
         results = run(name, subject, options, begin)
         print_predictions(results)
-    if options.strategies:
-        results = {"strategies": results | {"machine": machine(), "versions": versions()}}
+    group = next((group for group in _GROUPS if getattr(options, group)), None)
+    if group in _GROUPS_WITH_PLANS:
+        results = {group: results | {"machine": machine(), "versions": versions()}}
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         document = {"machine": machine(), "versions": versions(), "models": {name: results}}
-        group = "-compiled" if options.compiled else "-strategies" if options.strategies else ""
-        path = options.out / f"{name}{group}.json"
+        path = options.out / (f"{name}.json" if group is None else f"{name}-{group}.json")
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
@@ -286,6 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(SUBJECTS)}; default: all")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write MODEL.json here, after each model")
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile per block instead")
+    parser.add_argument("--captured", action="store_true", help="measure steps captured into CUDA graphs instead")
     parser.add_argument("--strategies", action="store_true", help="measure memfit's layer strategies as the peers")
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU, to try the script")
     parser.add_argument("--rounds", type=int, default=5)

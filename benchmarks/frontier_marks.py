@@ -89,7 +89,7 @@ def marks_of(model: ModelResult) -> list[Mark]:
         _selective(model),
         _peak(model),
         _time(model),
-        _half(model),
+        half_of_memory(model),
         _strategies(model),
         _gradients(model),
     ]
@@ -150,7 +150,8 @@ def _time(model: ModelResult) -> Mark:
     return Mark("time", abs(overhead_error(worst)) <= LARGEST_OVERHEAD_ERROR, words)
 
 
-def _half(model: ModelResult) -> Mark:
+def half_of_memory(model: ModelResult) -> Mark:
+    """Return what half of the activation memory above the floor costs."""
     rows = model.memfit_rows()
     if not rows:
         return Mark("half", None, "no plan was measured")

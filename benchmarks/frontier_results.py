@@ -38,8 +38,8 @@ class PlanResult:
 class ModelResult:
     """All that is known of one model.
 
-    ``compiled`` and ``strategies`` are groups of their own, each with a plain step of its own; in the latter the peers
-    are memfit's layer strategies.
+    ``compiled``, ``captured`` and ``strategies`` are groups of their own, each with a plain step of its own. In the
+    last, the peers are memfit's layer strategies.
     """
 
     name: str
@@ -50,6 +50,7 @@ class ModelResult:
     plans: tuple[PlanResult, ...]
     infeasible: Mapping[str, str]
     compiled: Mapping[str, Row]
+    captured: ModelResult | None
     strategies: ModelResult | None
     facts: Mapping[str, Any]
 
@@ -130,6 +131,7 @@ def _model(name: str, data: Mapping[str, Any]) -> ModelResult:
         ),
         infeasible=data.get("infeasible", {}),
         compiled=_rows(data.get("compiled", {}).get("rows", [])),
+        captured=_model(name, data["captured"]) if "captured" in data else None,
         strategies=_model(name, data["strategies"]) if "strategies" in data else None,
         facts=data,
     )

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from frontier_marks import marks_of, smallest_in_words, symbol, verdict_beside
+from frontier_marks import half_of_memory, marks_of, smallest_in_words, symbol, verdict_beside
 from frontier_results import GIB, PLAIN_AGAIN, ModelResult, PlanResult, load
 from rows import Row
 
@@ -60,6 +60,15 @@ def _model(model: ModelResult, images: Path | None) -> str:
     lines += ["", *_peers(model), "", *_plans(model.plans)]
     if model.strategies is not None:
         lines += ["", "Beside memfit's layer strategies:", "", *_peers(model.strategies)]
+    if model.captured is not None:
+        captured = model.captured
+        lines += [
+            "",
+            f"Captured into CUDA graphs (plain: {captured.plain.median_ms:.0f} ms; half of the memory: "
+            f"{half_of_memory(captured).words}):",
+            "",
+            *_peers(captured),
+        ]
     if model.compiled:
         lines += ["", *_compiled(model)]
     return "\n".join([*lines, ""])

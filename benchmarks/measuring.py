@@ -113,6 +113,37 @@ class Race:
 
         self._attempt(entrant, run)
 
+    def run_captured(self, name: str, way: Way, *, num_steps: int, reference: Sequence[Tensor]) -> int | None:
+        """Capture the step into a CUDA graph, and take its peak, its gradients and its times; return the peak."""
+        entrant = self._entrants[name] = _Entrant(way)
+
+        def run() -> None:
+            graph = self._captured(entrant)
+            graph.replay()
+            entrant.gradient_error = compare(self._gradients(), reference)
+            entrant.seconds = seconds_in_a_row(graph.replay, self.device, num_steps)
+
+        self._attempt(entrant, run)
+        self._let_go()
+        return entrant.peak_bytes
+
+    def _captured(self, entrant: _Entrant) -> torch.cuda.CUDAGraph:
+        # As torch's documentation has it: libraries set themselves up on a stream that is not the default one.
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._let_go()
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self._step()
+        entrant.peak_bytes = torch.cuda.max_memory_allocated(self.device)
+        entrant.activation_peak_bytes = entrant.peak_bytes - before
+        return graph
+
     def host_gradients(self) -> list[Tensor]:
         """Return a plain step's gradients in host memory, where no peak on a GPU counts them."""
         torch.manual_seed(0)
@@ -183,11 +214,14 @@ class Race:
         if entrant is next(iter(self._entrants.values())):
             raise RuntimeError(f"the way that all are compared with failed: {entrant.error}")
         # Out of the except block, with which the traceback went that held the tensors of the failed step.
+        self._let_go()
+        return None
+
+    def _let_go(self) -> None:
         self._model.zero_grad()
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        return None
 
     def _take_peak(self, entrant: _Entrant) -> None:
         if not entrant.is_slow:

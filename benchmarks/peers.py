@@ -29,16 +29,20 @@ _ATTENTION = {
 }
 
 
-def eager_peers(blocks: Sequence[nn.Module]) -> dict[str, Way]:
-    """Return the eager ways, each around ``blocks``."""
+def eager_peers(blocks: Sequence[nn.Module], **options: Any) -> dict[str, Way]:
+    """Return the eager ways, each around ``blocks``; ``options`` are torch's own."""
     selective = functools.partial(create_selective_checkpoint_contexts, _save_matmuls_and_attention)
+
+    def way(chosen: Sequence[nn.Module], **more: Any) -> Way:
+        return lambda: checkpointed(chosen, **options, **more)
+
     return {
-        "torch: checkpoint every block": lambda: checkpointed(blocks),
-        "torch: checkpoint every 2nd block": lambda: checkpointed(blocks[::2]),
-        "torch: checkpoint every 3rd block": lambda: checkpointed(blocks[::3]),
-        "torch: checkpoint every 4th block": lambda: checkpointed(blocks[::4]),
-        "torch: selective, save matmuls + attention": lambda: checkpointed(blocks, context_fn=selective),
-        "torchtitan: selective, every 2nd matmul": lambda: checkpointed(blocks, context_fn=_save_every_second_matmul),
+        "torch: checkpoint every block": way(blocks),
+        "torch: checkpoint every 2nd block": way(blocks[::2]),
+        "torch: checkpoint every 3rd block": way(blocks[::3]),
+        "torch: checkpoint every 4th block": way(blocks[::4]),
+        "torch: selective, save matmuls + attention": way(blocks, context_fn=selective),
+        "torchtitan: selective, every 2nd matmul": way(blocks, context_fn=_save_every_second_matmul),
     }
 
 
