@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
 from memfit.graph.names import is_within
 from memfit.planning.regions import Listeners
+from memfit.planning.step import Step
 from memfit.planning.step_time import StepTime
 
 COSTS = HostCosts(
@@ -135,6 +136,18 @@ def test_a_device_that_never_waits_is_slowed_by_replays_alone() -> None:
         assert not step_time.launches_may_matter
         assert step_time.added({1, 2}, num_replayed=2, replay_seconds=2.0) == 2.0
         assert step_time.at_least(2.0) == 2.0
+
+
+def test_in_a_cuda_graph_plans_add_their_replays_alone() -> None:
+    profile = profile_of(["a", "b", "c", "d"], HostCosts(30.0, 30.0, 4.0, 3.0, 2.0, 2.0, 5.0))
+    captured = profile.for_cuda_graph()
+    step_time = StepTime(captured, Listeners(captured))
+    assert not step_time.launches_may_matter
+    assert step_time.added({1, 2}, num_replayed=2, replay_seconds=2.0) == 2.0
+    # Its buffers come from the same allocator.
+    assert Step(captured).counts_with_margin
+    without_host = profile_of(["a"], None)
+    assert without_host.for_cuda_graph() is without_host
 
 
 def test_replays_that_fit_into_the_wait_for_launches_add_nothing() -> None:
