@@ -16,14 +16,17 @@ from memfit.capture.kept_state import KeptState
 from memfit.capture.step import TrainingStep
 from memfit.graph.model_profile import Phase
 
-_NUM_STEPS_ALONE = 3
+_NUM_STEPS_ALONE = 4
 # Long enough for a GPU to grow as warm, and its clocks as slow, as they stay in training.
 _SECONDS_IN_A_ROW = 0.7
 _FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 4, 20
 
 
 class StepAlone(NamedTuple):
-    """Medians: the seconds to launch the forward pass and the rest of the step, and until all of it was done."""
+    """The seconds to launch the forward pass and the rest of the step, at best, and until all of it was done.
+
+    What disturbs the host only ever makes launching slower, so that the least of several runs says most.
+    """
 
     forward_launched: float
     backward_launched: float
@@ -32,7 +35,7 @@ class StepAlone(NamedTuple):
 
 def timed_alone(step: TrainingStep, device: torch.device, state: KeptState) -> StepAlone:
     """Run the step several times, waiting for the device before and after, leaving no trace of it."""
-    timings = []
+    timings: list[StepAlone] = []
     for _ in range(_NUM_STEPS_ALONE):
         forward_end = 0.0
 
@@ -50,8 +53,12 @@ def timed_alone(step: TrainingStep, device: torch.device, state: KeptState) -> S
             launched = time.perf_counter()
             del held
             wait_for(device)
-            timings.append((forward_end - begin, launched - forward_end, time.perf_counter() - begin))
-    return StepAlone(*map(median, zip(*timings, strict=True)))
+            timings.append(StepAlone(forward_end - begin, launched - forward_end, time.perf_counter() - begin))
+    return StepAlone(
+        min(timing.forward_launched for timing in timings),
+        min(timing.backward_launched for timing in timings),
+        median(timing.seconds for timing in timings),
+    )
 
 
 def seconds_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, alone: StepAlone) -> float:

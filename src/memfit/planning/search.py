@@ -9,7 +9,8 @@ enumerated, and their frontier is exact. Else the candidates are, in turn:
 3. segments with held borders (``segments``, ``block_borders``), for budgets near the lowest,
 4. sweeps again, with the borders of the best segments held: between a plan of the lowest memory and the hull,
 5. where the step is small enough to try: the best so far with one value decided otherwise, or two, a few times over,
-6. what linear programs find where the best so far may be far from the best there is (``refinement``).
+6. what linear programs find where the best so far may be far from the best there is (``refinement``),
+7. where launches take long: what launches less than those (``thinning``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from memfit.planning.refinement import refined
 from memfit.planning.segments import segmented_choices
 from memfit.planning.step import Step
 from memfit.planning.sweep import swept_cuts
+from memfit.planning.thinning import thin
 from memfit.planning.trade_off import Candidate, TradeOff
 
 # How many cuts a step of one op could pay for; a step of 20,000 ops gets 20,000 times fewer, within the limits below.
@@ -61,6 +63,8 @@ def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = fro
     trade_off = TradeOff(step, forced=forced, kept=kept)
     _fill(trade_off)
     proofs = Proofs() if trade_off.is_exact else refined(trade_off)
+    if step.time.launches_may_matter and not trade_off.is_exact:
+        thin(trade_off)
     frontier = tuple(trade_off.frontier())
     if trade_off.is_exact:
         proofs.least_peak_bytes = frontier[-1].peak_bytes
