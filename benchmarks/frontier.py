@@ -70,6 +70,9 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     profile = memfit.profile(model, subject.batch)
     profiling_seconds = clock.lap("profiling")
     print(f"{name}: {len(profile.ops)} ops profiled in {profiling_seconds:.1f} s", flush=True)
+    if options.profiles is not None:
+        options.profiles.mkdir(parents=True, exist_ok=True)
+        profile.save(options.profiles / f"{name}.profile.json.gz")
     race.enter("plain again", contextlib.nullcontext)
     if options.strategies:
         peaks = enter_strategies(race, model, profile)
@@ -293,6 +296,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(SUBJECTS)}; default: all")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write MODEL.json here, after each model")
+    parser.add_argument(
+        "--profiles", type=Path, metavar="DIR", help="save what was profiled here, to plan it elsewhere"
+    )
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile per block instead")
     parser.add_argument("--captured", action="store_true", help="measure steps captured into CUDA graphs instead")
     parser.add_argument("--strategies", action="store_true", help="measure memfit's layer strategies as the peers")
