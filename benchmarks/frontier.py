@@ -296,9 +296,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(SUBJECTS)}; default: all")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write MODEL.json here, after each model")
-    parser.add_argument(
-        "--profiles", type=Path, metavar="DIR", help="save the profiles here, to plan them elsewhere"
-    )
+    parser.add_argument("--profiles", type=Path, metavar="DIR", help="save the profiles here, to plan them elsewhere")
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile per block instead")
     parser.add_argument("--captured", action="store_true", help="measure steps captured into CUDA graphs instead")
     parser.add_argument("--strategies", action="store_true", help="measure memfit's layer strategies as the peers")

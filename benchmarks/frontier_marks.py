@@ -6,7 +6,8 @@
    overlap, or they differ by no more than two runs of the plain step do.
 2. *selective*: some plan is faster than torch's selective checkpointing at no more memory, or smaller and as fast.
 3. *peak*: no measured peak is above its budget, and predicted ones are within 2 % of the measured.
-4. *time*: predicted overheads are within 5 points of the measured.
+4. *time*: predicted overheads are within 5 points of the measured. Beside it, how far off they are as a share of
+   themselves, where they are no noise.
 5. *half*: half of the activation memory above the floor costs at most 10 % of time. The floor is the activation peak of
    memfit's smallest plan. Nothing is interpolated: the first plan at or below the middle counts.
 6. *strategies*: at the memory of each of memfit's own layer strategies, where those were run, a plan for that budget is
@@ -35,6 +36,8 @@ from rows import Row
 LARGEST_PEAK_ERROR = 0.02
 LARGEST_OVERHEAD_ERROR = 0.05
 LARGEST_OVERHEAD_AT_HALF = 0.10
+# Smaller ones are not much more than what two runs of the plain step differ by.
+SMALLEST_OVERHEAD_TOLD = 0.05
 
 
 class Verdict(StrEnum):
@@ -147,6 +150,9 @@ def _time(model: ModelResult) -> Mark:
         return Mark("time", None, "no plan was measured")
     worst = max(measured, key=lambda plan: abs(overhead_error(plan)))
     words = f"predicted off by at most {100 * abs(overhead_error(worst)):.1f} points ({worst.label})"
+    shares = [abs(overhead_error(plan)) / plan.measured_overhead for plan in measured if is_told_from_noise(plan)]
+    if shares:
+        words += f"; by at most {max(shares):.0%} of an overhead of {SMALLEST_OVERHEAD_TOLD:.0%} or more"
     return Mark("time", abs(overhead_error(worst)) <= LARGEST_OVERHEAD_ERROR, words)
 
 
@@ -184,6 +190,11 @@ def peak_error(plan: PlanResult) -> float:
 def overhead_error(plan: PlanResult) -> float:
     """Return the predicted overhead less the measured, as a share of the plain step."""
     return plan.predicted_overhead - plan.measured_overhead
+
+
+def is_told_from_noise(plan: PlanResult) -> bool:
+    """Return whether the measured overhead is large enough for its own share to mean something."""
+    return plan.measured_overhead is not None and plan.measured_overhead >= SMALLEST_OVERHEAD_TOLD
 
 
 def smallest_in_words(model: ModelResult) -> str:

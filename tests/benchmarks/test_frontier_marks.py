@@ -198,6 +198,14 @@ def test_overheads_are_foreseen_within_five_points(tmp_path: Path, predicted: fl
     assert mark(made(tmp_path, plans={"memfit at 7.00 GiB": changed}), "time").is_met is is_met
 
 
+def test_predicted_overheads_are_told_as_shares_where_they_are_no_noise(tmp_path: Path) -> None:
+    near = plan(row("memfit at 7.00 GiB", 1.08, 6.0), predicted_overhead=0.06)
+    noisy = plan(row("memfit at 7.00 GiB", 1.04, 6.0), predicted_overhead=0.01)
+    words = [mark(made(tmp_path, plans={"memfit at 7.00 GiB": entry}), "time").words for entry in (near, noisy)]
+    assert words[0].endswith("by at most 25% of an overhead of 5% or more")
+    assert words[1].endswith("by at most 0% of an overhead of 5% or more")
+
+
 @pytest.mark.parametrize(("ratio", "gib", "is_met"), [(1.099, 6.0, True), (1.101, 6.0, False), (1.05, 6.01, False)])
 def test_half_of_the_memory_is_judged_by_the_first_plan_at_or_below_the_middle(
     tmp_path: Path, ratio: float, gib: float, is_met: bool
