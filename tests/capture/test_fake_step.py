@@ -34,6 +34,9 @@ REFUSED = {
 # Fake tensors run the reference ops in the place of oneDNN's LSTM; constants and results of index ops of a few bytes
 # are counted a little differently.
 OTHER_PEAK = {"closure-mutated-after-use", "lstm", "sort-and-scatter", "transformers-t5"}
+if torch.__version__ < "2.13":
+    # A fake torch.cond takes more there than the branch that is run: 1449 bytes instead of 1113 in torch 2.11.
+    OTHER_PEAK.add("conditional")
 
 # torch.distributions looks at its arguments, until torch.compile first runs in the process and turns that off.
 EITHER = {"reparametrised-sampling", "samples"}
