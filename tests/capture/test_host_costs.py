@@ -8,8 +8,8 @@ import pytest
 from tests.engine.plans import every_value, profile_of
 from tests.engine.zoo import BY_NAME
 
-from memfit.capture.host_costs import measured_host_costs, runs_ahead, with_fitted_host_costs
-from memfit.graph.model_profile import HostCosts, Phase, RecordedOp, Replay
+from memfit.capture.host_costs import fitted_host_costs, measured_host_costs
+from memfit.graph.model_profile import HostCosts
 from memfit.graph.plan import Decision
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
@@ -38,31 +38,8 @@ def test_costs_agree_with_the_step_that_was_measured(factor: float, fitted_facto
     expected = step.listeners.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
     assert expected.forward > 0
     assert expected.backward > 0
-    fitted = with_fitted_host_costs(
+    fitted = fitted_host_costs(
         profile, plan, COSTS.forward + factor * expected.forward, COSTS.backward + factor * expected.backward
-    ).host
-    assert fitted is not None
+    )
     assert (fitted.forward, fitted.backward) == (COSTS.forward, COSTS.backward)
     assert astuple(fitted)[2:-1] == pytest.approx([fitted_factor * cost for cost in astuple(COSTS)[2:-1]])
-
-
-@pytest.mark.parametrize(
-    ("forward", "backward", "step_seconds", "expected"),
-    [
-        # The device computes for 3 and 6 seconds.
-        (5.0, 5.0, 10.0, True),  # as long as it takes to launch
-        (5.0, 5.0, 10.9, False),  # the device begins its 6 seconds when the forward pass is launched
-        (5.0, 1.0, 9.1, True),
-        (5.0, 1.0, 11.2, False),
-        (1.0, 1.0, 9.5, True),  # waiting for the forward pass would cost nothing
-    ],
-)
-def test_whether_the_host_runs_ahead_shows_in_steps_that_follow_each_other(
-    forward: float, backward: float, step_seconds: float, expected: bool
-) -> None:
-    ops = [
-        RecordedOp("", "aten.sin", 0, (), (), (), 0, Replay.YES, phase, seconds=seconds)
-        for phase, seconds in ((Phase.FORWARD, 3.0), (Phase.BACKWARD, 4.0), (Phase.OPTIMIZER, 2.0))
-    ]
-    host = replace(COSTS, forward=forward, backward=backward)
-    assert runs_ahead(host, ops, step_seconds) is expected

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp
+from memfit.graph.model_profile import HostCosts, ModelProfile
 from memfit.graph.plan import Decision, Plan
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
@@ -22,8 +22,6 @@ _NUM_LAYERS = 20
 _NUM_RUNS = 10
 # How much more than in a short loop the engine may cost in a real step.
 _MOST_FACTOR = 5.0
-# Less than steps differ from each other.
-_NO_DIFFERENCE = 0.01
 
 
 def measured_host_costs(forward_seconds: float, backward_seconds: float) -> HostCosts:
@@ -70,19 +68,8 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
     )
 
 
-def runs_ahead(host: HostCosts, ops: Sequence[RecordedOp], step_seconds: float) -> bool:
-    """Return whether steps that follow each other in ``step_seconds`` were launched before the last one was done."""
-    device_forward = sum(op.seconds for op in ops if op.phase is Phase.FORWARD)
-    device_backward = sum(op.seconds for op in ops if op.phase is not Phase.FORWARD)
-    ahead = max(device_forward + device_backward, host.forward + host.backward)
-    waiting = max(ahead, host.forward + device_backward)
-    return step_seconds <= (ahead + waiting) / 2 or waiting <= (1 + _NO_DIFFERENCE) * ahead
-
-
-def with_fitted_host_costs(
-    profile: ModelProfile, plan: Plan, forward_seconds: float, backward_seconds: float
-) -> ModelProfile:
-    """Return ``profile`` with its host costs made to agree with a step by ``plan`` that took so long to launch.
+def fitted_host_costs(profile: ModelProfile, plan: Plan, forward_seconds: float, backward_seconds: float) -> HostCosts:
+    """Return the host costs of ``profile``, made to agree with a step by ``plan`` that took so long to launch.
 
     In a real step nothing is as warm as in a short loop, and ops have more and larger arguments.
     """
@@ -93,7 +80,7 @@ def with_fitted_host_costs(
     expected = step.listeners.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
     in_forward = _factor(forward_seconds - host.forward, expected.forward)
     in_backward = _factor(backward_seconds - host.backward, expected.backward)
-    fitted = replace(
+    return replace(
         host,
         recorded_op=host.recorded_op * in_forward,
         dropped_op=host.dropped_op * in_forward,
@@ -101,7 +88,6 @@ def with_fitted_host_costs(
         watched_save=host.watched_save * in_forward,
         replayed_op=host.replayed_op * in_backward,
     )
-    return replace(profile, host=fitted)
 
 
 def _factor(measured: float, expected: float) -> float:

@@ -9,8 +9,8 @@ import torch
 from memfit.capture.calibration import calibrated
 from memfit.capture.clocks import clock_for
 from memfit.capture.devices import device_of, memory_bytes
-from memfit.capture.host_costs import measured_host_costs, runs_ahead, with_fitted_host_costs
-from memfit.capture.in_step import as_in_the_step
+from memfit.capture.host_costs import fitted_host_costs, measured_host_costs
+from memfit.capture.in_step import host_in_the_step, ops_in_the_step, runs_ahead
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.layers import measured_blocks
 from memfit.capture.op_costs import OpMeter, with_costs
@@ -58,8 +58,9 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         host = None
         if device.type != "cpu":
             host = measured_host_costs(alone.forward_launched, alone.backward_launched)
-            host = replace(host, runs_ahead=runs_ahead(host, ops, step_seconds))
-            ops = as_in_the_step(ops, step_seconds=step_seconds, launching_seconds=host.forward + host.backward)
+            is_ahead = runs_ahead(host, ops, step_seconds=step_seconds, alone_seconds=alone.seconds)
+            host = replace(host, runs_ahead=is_ahead)
+            ops = ops_in_the_step(ops, host, step_seconds)
         values = values_of(recording, natural)
         if allocated_bytes is not None:
             values += (other_memory(values, allocated_bytes),)
@@ -82,4 +83,5 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
             return profile
         with Applied(step.model, recording_all, Tape):
             listening = timed_alone(step, device, state)
-        return with_fitted_host_costs(profile, recording_all, listening.forward_launched, listening.backward_launched)
+        fitted = fitted_host_costs(profile, recording_all, listening.forward_launched, listening.backward_launched)
+        return replace(profile, host=host_in_the_step(fitted, profile.ops, step_seconds))

@@ -14,12 +14,37 @@ host spends was not measured, a plan adds the seconds of its replays and no more
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
+from typing import NamedTuple
 
-from memfit.graph.model_profile import ModelProfile, Phase
+from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp
 from memfit.planning.regions import Listeners, ListeningCost
 
 _NOTHING = ListeningCost(0.0, 0.0)
+
+
+class Seconds(NamedTuple):
+    """What the forward pass takes, and the rest of the step."""
+
+    forward: float
+    backward: float
+
+
+def device_seconds(ops: Iterable[RecordedOp]) -> Seconds:
+    """Return what the device computes for in a plain step."""
+    forward = backward = 0.0
+    for op in ops:
+        if op.phase is Phase.FORWARD:
+            forward += op.seconds
+        else:
+            backward += op.seconds
+    return Seconds(forward, backward)
+
+
+def seconds_in_a_row(host: Seconds, device: Seconds, *, runs_ahead: bool) -> float:
+    """Return what a step takes that the host needs ``host`` to launch and the device ``device`` to compute."""
+    first_wait = 0.0 if runs_ahead else host.forward + device.backward
+    return max(sum(device), sum(host), first_wait)
 
 
 class StepTime:
@@ -28,8 +53,7 @@ class StepTime:
     def __init__(self, profile: ModelProfile, listeners: Listeners) -> None:
         self._host = profile.host
         self._listeners = listeners
-        self._device_forward = sum(op.seconds for op in profile.ops if op.phase is Phase.FORWARD)
-        self._device_backward = sum(op.seconds for op in profile.ops if op.phase is not Phase.FORWARD)
+        self._device = device_seconds(profile.ops)
         self.launches_may_matter = self._launches_may_matter(profile)
 
     def added(self, recomputed: Set[int], num_replayed: int, replay_seconds: float) -> float:
@@ -46,11 +70,9 @@ class StepTime:
 
     def _of(self, listening: ListeningCost, replay_seconds: float) -> float:
         assert self._host is not None
-        host_forward = self._host.forward + listening.forward
-        host_backward = self._host.backward + listening.backward
-        device_backward = self._device_backward + replay_seconds
-        first_wait = 0.0 if self._host.runs_ahead else host_forward + device_backward
-        return max(self._device_forward + device_backward, host_forward + host_backward, first_wait)
+        host = Seconds(self._host.forward + listening.forward, self._host.backward + listening.backward)
+        device = Seconds(self._device.forward, self._device.backward + replay_seconds)
+        return seconds_in_a_row(host, device, runs_ahead=self._host.runs_ahead)
 
     def _launches_may_matter(self, profile: ModelProfile) -> bool:
         """Return whether some plan could keep the device waiting: the dearest listens everywhere and replays all."""
@@ -62,4 +84,4 @@ class StepTime:
             if value.op_index is not None and profile.ops[value.op_index].phase is Phase.FORWARD
         }
         dearest = self._listeners.cost_of(forward, len(profile.ops))
-        return self._of(dearest, 0.0) > self._device_forward + self._device_backward
+        return self._of(dearest, 0.0) > sum(self._device)
