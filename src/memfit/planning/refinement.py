@@ -1,51 +1,56 @@
 """Better plans, and proofs of how good they are, where the candidates leave something to be desired.
 
 The gap at a budget is what the fastest candidate takes beyond what is proven to be the least. Again and again, the
-budget with the largest gap gets a linear program (`replay_program`): its line is a proof for all budgets, and its
-fractional solution, rounded at several thresholds, gives new candidates. Where the simulator says that one of them is
-too large, the op of its peak joins the times that programs look at. Programs in which the borders of good segments are
-held prove nothing, but their solutions have no long bursts of replays: at low budgets they round better. On small
-steps, whole decisions are searched, also for the least peak. What is still slow then is polished (`polish`).
+budget with the largest gap is attempted, by what the size of the step allows:
 
-The budgets and their order follow from the step alone, so that every budget is served from one frontier. So does the
-effort, but for the searches for whole decisions: a clock stops those, and a slower machine may find less.
+- Prices (`time_prices`) give a line that is a proof for all budgets, and plans that were met in looking for them. Where
+  the gap stays large, a sweep (`backward_sweep`) looks for faster plans, and proves that there are none.
+- Steps with too many states for that get linear programs (`replay_program`): their lines are proofs, too, and their
+  fractional solutions, rounded at several thresholds, give new candidates. Where the simulator says that one of them is
+  too large, the op of its peak joins the times that programs look at. Programs in which the borders of good segments
+  are held prove nothing, but their solutions have no long bursts of replays: at low budgets they round better.
+
+Sweeps also look for the least peak, of the whole step or of its first ops. What is still slow then is polished
+(`polish`). The budgets, their order and the effort follow from the step alone, in counts: one and the same step is
+planned in the same way everywhere.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Set
-from time import perf_counter
 
 from memfit.planning.block_values import BlockValues
 from memfit.planning.bound import least_live_peak, single_time_lines
 from memfit.planning.polish import polished
 from memfit.planning.proofs import Floor, Proofs
 from memfit.planning.replay_program import ReplayProgram
-from memfit.planning.replay_rows import Burst, Program
+from memfit.planning.replay_rows import Program
 from memfit.planning.segments import segmented_choices
-from memfit.planning.simulator import peak_place
+from memfit.planning.simulator import peak_op_index
+from memfit.planning.sweep_search import Sweeps
 from memfit.planning.trade_off import Candidate, TradeOff
 
 # Solving takes time as about the rows to the power of 1.5; a million is about half a second.
-_EFFORT = 1_200_000
+_EFFORT = 1_000_000
 # Larger steps get no programs at all.
 _MOST_OPS = 6_000
-# Shares of the step: gaps that are left alone by linear programs, and by searches for whole decisions.
+# Shares of the step: gaps that are left alone by linear programs, by prices, and by sweeps and polishing.
 _SMALL_GAP = 0.002
-_SMALL_GAP_OF_WHOLE = 0.007
-# Where the rows are more, whole decisions are not searched for.
-_MOST_ROWS_OF_WHOLE = 1_500
-_MOST_VALUES_OF_WHOLE = 120
+_SMALL_GAP_OF_PRICED = 0.004
+_SMALL_GAP_OF_SWEPT = 0.007
 _MOST_ROWS_OF_NEAR = 6_000
 _MOST_ROWS_OF_GROWING = 2_000
 _MOST_UNDECIDED = 40
-_MOST_NODES = 100
-# Nodes do not limit what the solver does before the first one, and nothing but a clock does.
-_MOST_SECONDS_OF_ONE = 1.0
-_MOST_SECONDS_FOR_PEAKS = 1.5
-_MOST_SECONDS_FOR_GAPS = 5.0
-_MOST_SEARCHES = 8
+# How many budgets get prices, and how many sweeps there are for lower peaks.
+_MOST_PRICED = 16
+_MOST_PEAK_SEARCHES = 3
+# How many rows a step of one op could pay for in the first sweep that looks for faster plans at a budget. Each further
+# one there has eight times the rows, if the one before made the gap this much smaller. What all of them may have falls
+# with the square of the ops: larger steps have larger states, too.
+_FIRST_SWEEPING_EFFORT, _SWEEPING_EFFORT = 10_000, 16_000_000
+_MOST_SWEEPS = 3
+_WORTHWHILE = 0.9
 _NUM_BUDGETS = 16
 _NUM_SEGMENTATIONS = 5
 _NUM_PLANS_LOOKED_AT = 24
@@ -75,23 +80,21 @@ class _View:
 
     def __init__(self, model: ReplayProgram, times: Set[int]) -> None:
         self.model = model
-        self.times = set(times)
-        self.bursts: list[Burst] = []
+        self._times = set(times)
         self._program: Program | None = None
 
-    def program(self, least_budget_bytes: int = 0) -> Program:
-        if self._program is None or self.bursts:
-            self._program = self.model.program(self.times, self.bursts, least_budget_bytes=least_budget_bytes)
+    def program(self) -> Program:
+        if self._program is None:
+            self._program = self.model.program(self._times)
         return self._program
 
-    def add(self, times: Iterable[int], bursts: Iterable[Burst] = ()) -> bool:
-        """Return whether anything was new."""
-        new_times, new_bursts = set(times) - self.times, [burst for burst in bursts if burst not in self.bursts]
-        self.times |= new_times
-        self.bursts += new_bursts
-        if new_times:
+    def add(self, time: int) -> bool:
+        """Return whether it is new."""
+        is_new = time not in self._times
+        if is_new:
+            self._times.add(time)
             self._program = None
-        return bool(new_times or new_bursts)
+        return is_new
 
 
 class _Refinement:
@@ -113,6 +116,30 @@ class _Refinement:
         self.proofs.lines += single_time_lines(step, may_be_recomputed, self._first_times)
         if step.num_ops > _MOST_OPS:
             return
+        sweeps = self._sweeps = Sweeps(step, may_be_recomputed)
+        has_prices = sweeps.find_prices(self._first_times)
+        if has_prices:
+            self._search_least_peak()
+        else:
+            self._try_all(sweeps.small(self._entries[-1].peak_bytes))
+        if self.proofs.least_peak_bytes < self._entries[-1].peak_bytes:
+            plans, least_bytes = sweeps.smallest_of_parts(self._entries[-1].recomputed)
+            self._try_all(plans)
+            self._prove_peak(least_bytes)
+        if has_prices:
+            self._effort = _MOST_PRICED
+            self._close_gaps(self._try_priced, _SMALL_GAP_OF_PRICED)
+            self._effort = _SWEEPING_EFFORT // sweeps.num_ops**2
+            self._close_gaps(self._try_swept, _SMALL_GAP_OF_SWEPT)
+            self._change_one_by_one()
+        else:
+            self._solve_programs()
+        self._effort = _POLISHING_EFFORT // step.num_ops
+        self._close_gaps(self._try_polished, _SMALL_GAP_OF_SWEPT)
+
+    def _solve_programs(self) -> None:
+        """Close gaps by linear programs that look at few times of the step."""
+        step, may_be_recomputed = self._step, self._trade_off.may_be_recomputed
         self._free = _View(ReplayProgram(step, may_be_recomputed, leave_out_statistics=True), self._first_times)
         if not self._free.model.recipes or _cost(self._free.program().num_rows) > self._effort:
             return
@@ -123,21 +150,17 @@ class _Refinement:
         self._views = [self._free, *(view for view in anchored if view.model.recipes)]
         relaxed = self._free.model.relaxed_least_peak(self._free.program())
         if relaxed is not None:
-            self.proofs.least_peak_bytes = max(self.proofs.least_peak_bytes, relaxed.least_peak_bytes)
+            self._prove_peak(relaxed.least_peak_bytes)
         self._effort = int(_EFFORT * _SHARE_FOR_PEAKS)
         self._lower_peaks()
         self._change_one_by_one()
         self._effort += int(_EFFORT * (1 - _SHARE_FOR_PEAKS))
         self._close_gaps(self._try_relaxed, _SMALL_GAP)
-        if len(self._free.model.droppable) <= _MOST_VALUES_OF_WHOLE:
-            self._search_until = perf_counter() + _MOST_SECONDS_FOR_PEAKS
-            self._search_least_peak()
-            self._change_one_by_one()
-            self._search_until = perf_counter() + _MOST_SECONDS_FOR_GAPS
-            self._effort = _MOST_SEARCHES
-            self._close_gaps(self._try_whole, _SMALL_GAP_OF_WHOLE)
-        self._effort = _POLISHING_EFFORT // step.num_ops
-        self._close_gaps(self._try_polished, _SMALL_GAP_OF_WHOLE)
+
+    def _prove_peak(self, least_peak_bytes: int) -> None:
+        # The plain step counts as it was measured, and may be smaller than anything that is made up of its parts.
+        least = min(least_peak_bytes, self._entries[-1].peak_bytes)
+        self.proofs.least_peak_bytes = max(self.proofs.least_peak_bytes, least)
 
     def _likely_peaks(self) -> set[int]:
         """Return the ops of peaks of plans so far: all before the backward pass reads, which are cheap to look at."""
@@ -146,8 +169,8 @@ class _Refinement:
         if self._step.num_ops > _MOST_OPS:
             return at_the_turn
         stride = max(len(self._entries) // _NUM_PLANS_LOOKED_AT, 1)
-        peaks = {peak_place(self._step, entry.recomputed).op_index for entry in self._entries[::-stride]}
-        plain = peak_place(self._step, self._entries[0].recomputed).op_index
+        peaks = {peak_op_index(self._step, entry.recomputed) for entry in self._entries[::-stride]}
+        plain = peak_op_index(self._step, self._entries[0].recomputed)
         return {*at_the_turn, plain, *(time for time in peaks if time < last)}
 
     def _borders(self) -> list[set[int]]:
@@ -199,9 +222,9 @@ class _Refinement:
         tried = [self._tried({v for v, share in relaxed.share_dropped.items() if share >= t}) for t in _THRESHOLDS]
         if relaxed.num_undecided <= _MOST_UNDECIDED and program.num_rows <= _MOST_ROWS_OF_NEAR:
             self._effort -= _cost(program.num_rows)
-            near = view.model.whole(program, budget_bytes, within_share=0.01, most_nodes=50, near=relaxed)
-            if near.dropped is not None:
-                tried = [self._tried(near.dropped)]
+            near = view.model.whole_near(program, budget_bytes, relaxed)
+            if near is not None:
+                tried = [self._tried(near)]
         middle = tried[len(tried) // 2]
         for held in self._all_borders:
             self._tried(middle.recomputed - held)
@@ -209,8 +232,12 @@ class _Refinement:
         # Each time makes all later programs larger; held borders are the cheaper way where they do.
         is_cheap = program.num_rows <= _MOST_ROWS_OF_GROWING or view is not self._free or visit >= len(self._views)
         if middle.peak_bytes > budget_bytes and is_cheap:
-            is_new = view.add([peak_place(self._step, middle.recomputed).op_index])
+            is_new = view.add(peak_op_index(self._step, middle.recomputed))
         return is_new or visit < len(self._views)
+
+    def _try_all(self, plans: Iterable[Set[int]]) -> None:
+        for dropped in plans:
+            self._tried(dropped)
 
     def _tried(self, dropped: Set[int]) -> Candidate:
         """Judge a plan, and keep it where none is at least as good."""
@@ -243,7 +270,7 @@ class _Refinement:
     def _change(self, current: Candidate) -> None:
         step = self._step
         for _ in range(_MOST_CHANGES):
-            time = peak_place(step, current.recomputed).op_index
+            time = peak_op_index(step, current.recomputed)
             live = [
                 value
                 for value in sorted(
@@ -258,45 +285,38 @@ class _Refinement:
                 return
             current = best
 
-    def _seconds_left(self) -> float:
-        return self._search_until - perf_counter()
-
     def _search_least_peak(self) -> None:
-        for _ in range(_MOST_SEARCHES):
-            lowest = self._entries[-1].peak_bytes
-            program = self._free.program()
-            if program.num_rows > _MOST_ROWS_OF_WHOLE:
+        self._prove_peak(self._sweeps.priced_least_peak)
+        for _ in range(_MOST_PEAK_SEARCHES):
+            smallest_bytes = self._entries[-1].peak_bytes
+            if self.proofs.least_peak_bytes >= smallest_bytes:
                 return
-            left = self._seconds_left()
-            if left <= 0:
-                return
-            whole = self._free.model.whole_least_peak(
-                program, within_share=1e-3, most_nodes=_MOST_NODES, most_seconds=min(left, _MOST_SECONDS_OF_ONE)
-            )
-            self.proofs.least_peak_bytes = max(self.proofs.least_peak_bytes, math.ceil(whole.bound))
-            if whole.dropped is None or not self._learn(whole.dropped, min(lowest, self.proofs.least_peak_bytes)):
+            plans, least = self._sweeps.smaller(smallest_bytes)
+            self._try_all(plans)
+            self._prove_peak(least)
+            if self._entries[-1].peak_bytes == smallest_bytes:
                 return
 
-    def _try_whole(self, budget_bytes: int, visit: int) -> bool:
+    def _try_priced(self, budget_bytes: int, visit: int = 0) -> bool:
+        """Look for prices, once for each budget, and try the plans that are met on the way."""
         self._effort -= 1
-        program = self._free.program(budget_bytes)
-        if program.num_rows > _MOST_ROWS_OF_WHOLE:
-            return False
-        fastest = self._fastest(budget_bytes)
-        within_share = _SMALL_GAP_OF_WHOLE / 2 * self._step_seconds / max(fastest, 1e-30)
-        left = self._seconds_left()
-        if left <= 0:
-            return False
-        whole = self._free.model.whole(
-            program,
-            budget_bytes,
-            within_share=within_share,
-            most_nodes=_MOST_NODES,
-            most_seconds=min(left, _MOST_SECONDS_OF_ONE),
-        )
-        if whole.bound < math.inf:
-            self.proofs.floors.append(Floor(budget_bytes, whole.bound))
-        return whole.dropped is not None and self._learn(whole.dropped, budget_bytes)
+        plans, line = self._sweeps.priced(budget_bytes)
+        self.proofs.lines.append(line)
+        self._try_all(plans)
+        return False
+
+    def _try_swept(self, budget_bytes: int, visit: int) -> bool:
+        """Sweep within one budget, with more rows each time."""
+        num_rows = min(_FIRST_SWEEPING_EFFORT // self._sweeps.num_ops * 8**visit, self._effort)
+        self._effort -= num_rows
+        if not self._sweeps.has_prices_for(budget_bytes):
+            self._try_priced(budget_bytes)
+        gap = self._gap(budget_bytes)
+        fastest = next((e.recompute_seconds for e in self._entries if e.peak_bytes <= budget_bytes), math.inf)
+        plans, least_seconds = self._sweeps.faster(budget_bytes, fastest, num_rows)
+        self.proofs.floors.append(Floor(budget_bytes, least_seconds))
+        self._try_all(plans)
+        return visit + 1 < _MOST_SWEEPS and self._gap(budget_bytes) <= _WORTHWHILE * gap
 
     def _try_polished(self, budget_bytes: int, visit: int) -> bool:
         """Polish the fastest plan for one budget; where it is the fastest still, that was all."""
@@ -308,17 +328,6 @@ class _Refinement:
         better = polished(self._trade_off, start, budget_bytes, most_tries)
         self._tried(better.recomputed)
         return better is not start
-
-    def _learn(self, dropped: Set[int], budget_bytes: int) -> bool:
-        """Add a plan; where it is too large, look at its peak from now on. Return whether that is something new."""
-        tried = self._tried(dropped)
-        if tried.peak_bytes <= budget_bytes:
-            return False
-        place = peak_place(self._step, tried.recomputed)
-        # After a burst is as good as while it lasts, most of the time, and takes fewer rows.
-        if place.recipe is None or place.op_index not in self._free.times:
-            return self._free.add({place.op_index})
-        return self._free.add((), [Burst(place.op_index, place.recipe)])
 
 
 def _cost(num_rows: int) -> int:

@@ -1,14 +1,12 @@
-"""Solves the linear programs of `replay_rows`, in fractions or in whole decisions, and tells what that proves.
+"""Solves the linear programs of `replay_rows`, in fractions, and tells what that proves.
 
 In fractions, the bound is taken from the dual solution, and is a straight line over all budgets: for any multipliers
 ``y ≤ 0`` of rows ``A x ≤ b``, a point with ``0 ≤ x ≤ 1`` costs at least ``y·b`` plus what is negative in
 ``cost - A'y``, and ``b`` is linear in the budget. That holds for whatever multipliers the solver returns, exact or not.
-In whole decisions, the bound is the solver's own, less its tolerances.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -20,14 +18,12 @@ from memfit.planning.proofs import Line
 from memfit.planning.replay_rows import Numbers, Program, ReplayModel
 from memfit.planning.step import Step
 
-# The solver's own number for a program without a solution.
-_INFEASIBLE = 2
 # How far from whole a share may be and still count as such.
 _NEARLY_WHOLE = 1e-6
 # What floating point may add to sums of this many terms, as a share of all seconds or bytes.
 _ROUNDING = 1e-9
-# What the branching solver's own tolerances may add, as a share of the same.
-_SOLVER_TOLERANCE = 2e-6
+# When to stop looking for whole decisions.
+_MOST_NODES, _WITHIN_SHARE = 50, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +38,6 @@ class Relaxed:
     def num_undecided(self) -> int:
         """How many values are dropped in part only."""
         return sum(_NEARLY_WHOLE <= share <= 1 - _NEARLY_WHOLE for share in self.share_dropped.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A solution in whole decisions. ``bound`` is of seconds, or of the peak where that was asked for."""
-
-    dropped: frozenset[int] | None
-    bound: float
 
 
 class ReplayProgram(ReplayModel):
@@ -94,65 +82,28 @@ class ReplayProgram(ReplayModel):
         least = float(multipliers @ program.fixed + np.minimum(unpaid, 0.0).sum()) * self.unit_bytes
         return Relaxed(self._shares(program, solved.x), None, int(np.ceil(least - _ROUNDING * self._all_bytes)))
 
-    def whole(
-        self,
-        program: Program,
-        budget_bytes: int,
-        *,
-        within_share: float,
-        most_nodes: int,
-        most_seconds: float = math.inf,
-        near: Relaxed | None = None,
-    ) -> Whole:
-        """Search whole decisions of least seconds, to within a share of them or until so many nodes were tried.
+    def whole_near(self, program: Program, budget_bytes: int, near: Relaxed) -> frozenset[int] | None:
+        """Return what to drop where whole decisions are sought only for what is not whole in a fractional solution.
 
-        ``near`` takes over what is whole in a fractional solution, which proves nothing and is fast.
+        That proves nothing and is fast. It ends near the best, or after a number of nodes.
         """
         lowest, highest = np.zeros(program.matrix.shape[1]), np.ones(program.matrix.shape[1])
-        for value, at in program.dropped.items() if near is not None else ():
-            share = near.share_dropped[value] if near is not None else 0.0
+        for value, at in program.dropped.items():
+            share = near.share_dropped[value]
             lowest[at] = 1.0 if share > 1 - _NEARLY_WHOLE else 0.0
             highest[at] = 0.0 if share < _NEARLY_WHOLE else 1.0
         scale = float(program.seconds.max(initial=0.0)) or 1.0
-        # A little more room than there is: what the solver calls infeasible must be so in spite of its tolerances.
-        budget_units = budget_bytes / self.unit_bytes + 1e-8
+        limits = program.fixed + program.per_budget_unit * (budget_bytes / self.unit_bytes)
         solved = milp(
             program.seconds / scale,
-            constraints=LinearConstraint(
-                program.matrix, -np.inf, program.fixed + program.per_budget_unit * budget_units
-            ),
+            constraints=LinearConstraint(program.matrix, -np.inf, limits),
             integrality=np.ones(program.matrix.shape[1]),
             bounds=Bounds(lowest, highest),
-            options={"node_limit": most_nodes, "mip_rel_gap": within_share, "time_limit": most_seconds},
+            options={"node_limit": _MOST_NODES, "mip_rel_gap": _WITHIN_SHARE},
         )
-        if near is not None:
-            return Whole(self._dropped_in(program, solved.x), 0.0)
-        if solved.status == _INFEASIBLE:
-            return Whole(None, math.inf)
-        bound = (solved.mip_dual_bound or 0.0) * scale - _SOLVER_TOLERANCE * self._all_seconds
-        return Whole(self._dropped_in(program, solved.x), bound)
-
-    def whole_least_peak(
-        self, program: Program, *, within_share: float, most_nodes: int, most_seconds: float = math.inf
-    ) -> Whole:
-        """Search whole decisions of the least peak; the bound is in bytes."""
-        num_variables = program.matrix.shape[1]
-        cost = np.zeros(num_variables + 1)
-        cost[-1] = 1.0
-        solved = milp(
-            cost,
-            constraints=LinearConstraint(_with_budget_as_variable(program), -np.inf, program.fixed),
-            integrality=np.append(np.ones(num_variables), 0),
-            bounds=Bounds(0, np.append(np.ones(num_variables), np.inf)),
-            options={"node_limit": most_nodes, "mip_rel_gap": within_share, "time_limit": most_seconds},
-        )
-        bound = (solved.mip_dual_bound or 0.0) * self.unit_bytes - _SOLVER_TOLERANCE * self.unit_bytes
-        return Whole(self._dropped_in(program, solved.x), bound)
-
-    def _dropped_in(self, program: Program, solution: Numbers | None) -> frozenset[int] | None:
-        if solution is None:
+        if solved.x is None:
             return None
-        return frozenset(value for value, share in self._shares(program, solution).items() if share > 0.5)
+        return frozenset(value for value, share in self._shares(program, solved.x).items() if share > 0.5)
 
     def _shares(self, program: Program, solution: Numbers) -> dict[int, float]:
         """Return how much each value is dropped; what was left out is so with what is made beside it."""

@@ -20,8 +20,6 @@ Every plan, with what the simulator says of it, fulfils these rows (the numbers 
 7. Live at ``t_j`` are: what the program itself refers to and what cannot be dropped; each value that autograd has saved
    and not let go of yet, unless it is absent; what is held. Together they are within the budget. A value whose first
    read is past cannot be absent, because its op runs before that read.
-8. While a recipe runs (a *burst* names the read and the recipe), its inputs and outputs are live beside what is live in
-   any case then. This row binds only where the recipe does run for that read.
 
 So the least seconds of any point, whole or fractional, are no more than those of any plan within the budget.
 """
@@ -43,13 +41,6 @@ Numbers = npt.NDArray[np.float64]
 Terms = list[tuple[int, float]]
 
 
-class Burst(NamedTuple):
-    """A recipe that runs just before an op of the backward pass."""
-
-    time: int
-    recipe: int
-
-
 class Program(NamedTuple):
     """Rows ``matrix · x ≤ fixed + per_budget_unit · budget / unit_bytes`` and where the decisions are in ``x``."""
 
@@ -66,14 +57,14 @@ class Program(NamedTuple):
 
 
 class ReplayModel:
-    """What the rows of one step are made from, for any times and bursts."""
+    """What the rows of one step are made from, for any times."""
 
     def __init__(self, step: Step, may_be_recomputed: Set[int], *, leave_out_statistics: bool = False) -> None:
         self.step = step
         droppable = {
             value
             for value in values_that_matter(step, frozenset(may_be_recomputed))
-            if _starts_from_new(step, value, may_be_recomputed)
+            if starts_from_new(step, value, may_be_recomputed)
         }
         # A value that is left out takes no memory and is always there, which no plan can do better.
         self.left_out = self._statistics_beside(droppable) if leave_out_statistics else set()
@@ -115,19 +106,15 @@ class ReplayModel:
                 self.latest_of_value[value] = latest
             self.latest_of_recipe[op] = max(self.latest_of_value[value] for value in self.outputs[op])
 
-    def program(self, times: Iterable[int], bursts: Iterable[Burst] = (), *, least_budget_bytes: int = 0) -> Program:
-        """Return the rows for these op indices and bursts; they hold for all budgets from the least one on."""
-        bursts = list(bursts)
-        rows = _Rows(self, least_budget_bytes)
-        around = {time for burst in bursts for time in (burst.time - 1, burst.time)}
-        for time in sorted({*times, *around}):
+    def program(self, times: Iterable[int]) -> Program:
+        """Return the rows for these op indices."""
+        rows = _Rows(self)
+        for time in sorted(set(times)):
             rows.look_at(time)
-        for burst in bursts:
-            rows.look_at_burst(burst)
         return rows.program()
 
 
-def _starts_from_new(step: Step, value: int, may_be_recomputed: Set[int]) -> bool:
+def starts_from_new(step: Step, value: int, may_be_recomputed: Set[int]) -> bool:
     """An op in place starts from what is dropped itself, all the way back to an op that makes something new."""
     while value >= 0:
         if value not in may_be_recomputed:
@@ -146,16 +133,14 @@ class _Layer(NamedTuple):
 class _Rows:
     """Rows in the making. The numbers in comments are those of the docstring above."""
 
-    def __init__(self, model: ReplayModel, least_budget_bytes: int) -> None:
+    def __init__(self, model: ReplayModel) -> None:
         self._model = model
         self._step = model.step
-        self._least_budget_bytes = least_budget_bytes
         self._first_read_time = min(self._step.read_times, default=self._step.num_ops)
         self._entries: tuple[list[int], list[int], list[float]] = ([], [], [])
         self._fixed: list[float] = []
         self._per_budget_unit: list[float] = []
         self._num_variables = 0
-        self._layers: dict[int, _Layer] = {}
         self._replayed = {op: self._variable() for op in model.recipes}
         self._start = _Layer(self._replayed, self._absent(self._replayed, lambda value: True))
         self._last = self._start
@@ -179,9 +164,8 @@ class _Rows:
     def look_at(self, time: int) -> None:
         """Add the variables and rows of one time; times come in order."""
         layer = self._start if time < self._first_read_time else self._next_layer(time)
-        self._layers[time] = layer
         model, step = self._model, self._step
-        always, certain = self._always_live(time, time)
+        always, certain = self._always_live(time)
         always += int(step.workspace_bytes[time])
         terms: Terms = []
         for value in self._made_until(time, certain):
@@ -195,41 +179,6 @@ class _Rows:
             if readers:
                 terms.append((self._held_for(readers, layer.absent.get(value)), num_bytes))
         self._within_budget(always, terms)  # 7
-
-    def look_at_burst(self, burst: Burst) -> None:
-        """Add the row of one recipe that runs just before one op; the times of both sides are there already."""
-        model, step, (time, recipe) = self._model, self._step, burst
-        before, after = self._layers[time - 1], self._layers[time]
-        if recipe not in before.later:
-            return
-        surely_before = self._order_of_runs(time)
-        own = {*step.op_outputs[recipe], step.rewritten_input_of_op[recipe]}
-        always, certain = self._always_live(time - 1, time)
-        always += int(step.workspace_bytes[recipe]) + sum(step.value_bytes[value] for value in step.op_outputs[recipe])
-        terms: Terms = []
-        for value in self._made_until(time - 1, certain):
-            if value in own:
-                continue
-            num_bytes = step.value_bytes[value]
-            if value in step.op_inputs[recipe]:
-                always += num_bytes
-                continue
-            absent = (after if surely_before(step.value_op[value], recipe) else before).absent.get(value)
-            if self._is_waited_for(value, time):
-                always += num_bytes
-                if absent is not None:
-                    terms.append((absent, -num_bytes))
-                continue
-            readers = [
-                (before if surely_before(recipe, op) else after).later.get(op) for op in model.readers.get(value, ())
-            ]
-            present = [reader for reader in readers if reader is not None]
-            if present:
-                terms.append((self._held_for(present, absent), num_bytes))
-        runs_here = [(before.later[recipe], 1.0)]
-        if recipe in after.later:
-            runs_here.append((after.later[recipe], -1.0))
-        self._within_budget(always, terms, only_where=runs_here)  # 8
 
     def _next_layer(self, time: int) -> _Layer:
         model, last = self._model, self._last
@@ -264,12 +213,12 @@ class _Rows:
                     self._at_most([(absent[value], 1), (at, -1)], 0)  # 1
         return absent
 
-    def _always_live(self, started_by: int, time: int) -> tuple[int, set[int]]:
-        """Return the bytes, and the storages, that are live at ``time`` under every plan, begun by ``started_by``."""
+    def _always_live(self, time: int) -> tuple[int, set[int]]:
+        """Return the bytes, and the storages, that are live at ``time`` under every plan."""
         step, total = self._step, self._step.resident_bytes
         certain: set[int] = set()
         for storage, start in enumerate(step.storage_start):
-            if start <= started_by and self._model.certain_end_of_storage[storage] >= time:
+            if start <= time and self._model.certain_end_of_storage[storage] >= time:
                 certain.add(storage)
                 total += step.storage_bytes[storage] if start >= 0 else 0  # The others are resident.
         return total, certain
@@ -296,41 +245,9 @@ class _Rows:
             self._at_most([(reader, 1.0), (held, -1.0), *not_absent], 0)  # 5
         return held
 
-    def _order_of_runs(self, time: int) -> Callable[[int, int], bool]:
-        """Return a function that tells whether one recipe surely runs before another where both run for one op.
-
-        Reads before one op come in the order of the values. For each, what is asked for runs in the order of the
-        forward pass. A value that was read before it is there already, with all that it asked for.
-        """
-        model, step = self._model, self._step
-        read = sorted(value for value in model.droppable if model.first_read[value] == time)
-        reads_of: dict[int, tuple[int, int]] = {}
-        for number, value in enumerate(read):
-            stack, seen = [value], {value, *read[:number]}
-            while stack:
-                op = step.value_op[stack.pop()]
-                first, _ = reads_of.get(op, (number, number))
-                reads_of[op] = (first, number)
-                for needed in step.op_inputs[op]:
-                    if needed in model.droppable and needed not in seen:
-                        seen.add(needed)
-                        stack.append(needed)
-
-        def surely_before(one: int, other: int) -> bool:
-            return one < other and one in reads_of and other in reads_of and reads_of[one][1] <= reads_of[other][0]
-
-        return surely_before
-
-    def _within_budget(self, always_bytes: int, terms: Terms, *, only_where: Terms | None = None) -> None:
+    def _within_budget(self, always_bytes: int, terms: Terms) -> None:
         unit = self._model.unit_bytes
-        scaled = [(at, number / unit) for at, number in terms]
-        limit = -always_bytes / unit
-        if only_where is not None:
-            most_bytes = always_bytes + sum(number for _, number in terms if number > 0)
-            beyond = max(most_bytes - self._least_budget_bytes, 0) / unit
-            scaled.extend((at, number * beyond) for at, number in only_where)
-            limit += beyond
-        self._at_most(scaled, limit, per_budget_unit=1.0)
+        self._at_most([(at, number / unit) for at, number in terms], -always_bytes / unit, per_budget_unit=1.0)
 
     def _variable(self) -> int:
         self._num_variables += 1

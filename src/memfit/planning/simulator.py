@@ -42,13 +42,6 @@ class LiveBytes(NamedTuple):
     num_bytes: int
 
 
-class PeakPlace(NamedTuple):
-    """The op at which most is live, or before which: then ``recipe`` is the op whose replay it is."""
-
-    op_index: int
-    recipe: int | None
-
-
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """One step under a plan.
@@ -101,14 +94,17 @@ def simulated(step: Step, recomputed: Set[int]) -> Simulation:
     )
 
 
-def peak_place(step: Step, recomputed: Set[int]) -> PeakPlace:
-    """Return where the peak is; ``recomputed`` is as `Step.recomputed_of` returns it."""
+def peak_op_index(step: Step, recomputed: Set[int]) -> int:
+    """Return the op at which, or just before which, most is live; ``recomputed`` is as for `simulated`."""
     walk = _Walk(step, recomputed)
-    position = int(walk.memory_bytes.argmax())
-    op_index = int(np.searchsorted(walk.position_of_op, position))
-    if walk.position_of_op[op_index] == position:
-        return PeakPlace(op_index, None)
-    return PeakPlace(op_index, walk.replayed_ops[position - op_index])
+    return int(np.searchsorted(walk.position_of_op, int(walk.memory_bytes.argmax())))
+
+
+def ops_memory_bytes(step: Step, recomputed: Set[int]) -> Bytes:
+    """Return what is live while each op of the step runs; ``recomputed`` is as `Step.recomputed_of` returns it."""
+    walk = _Walk(step, recomputed)
+    memory_bytes: Bytes = walk.memory_bytes[walk.position_of_op]
+    return memory_bytes
 
 
 class _Walk:

@@ -31,6 +31,11 @@ class TradeOff:
         self.is_exact = False
         self._judgements: dict[frozenset[int], Judgement] = {}
 
+    @property
+    def is_free(self) -> bool:
+        """Whether no value has to be recomputed."""
+        return not self._forced
+
     def add(self, wanted: Set[int]) -> Candidate:
         """Judge what the engine makes of recomputing the ``wanted`` values."""
         recomputed = frozenset(self.step.recomputed_of((wanted | self._forced) & self.may_be_recomputed))
