@@ -58,6 +58,12 @@ def listening(listener: Listener) -> AbstractContextManager[object]:
     return _Listening(listener, _key.on())
 
 
+def not_listening() -> AbstractContextManager[object]:
+    """Let nobody hear anything in this thread inside the block."""
+    assert _key is not None
+    return _key.off()
+
+
 class _Listening:
     def __init__(self, listener: Listener, key_on: AbstractContextManager[object]) -> None:
         self._listener = listener

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.runtime.call_arguments import covers_its_storage, first_tensor, is_repeatable, tensors_in, written_tensors
-from memfit.runtime.chosen_ops import listening
+from memfit.runtime.chosen_ops import listening, not_listening
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.recipes import InPlaceRecipe, OverwriteRecipe, Recipe
 from memfit.runtime.regions import DropPattern, Region
@@ -108,20 +108,18 @@ class Tape(DispatchMode):
         if self.hears_all_ops or region.hears_all:
             if self._ears is Ears.ALL:
                 return _NOTHING
+            was_listening = self._ears is Ears.CHOSEN
             self._ears = Ears.ALL
-            return self
+            return _Both(not_listening(), self) if was_listening else self
         if region.is_tried:
             if self._ears is not Ears.NONE:
                 return _NOTHING
             self._ears = Ears.CHOSEN
             return listening(self)
         self._regions_on_trial.append(region)
-        stack = ExitStack()
-        if self._ears is not Ears.ALL:
-            self._ears = Ears.ALL
-            stack.enter_context(self)
-        stack.enter_context(listening(self))
-        return stack
+        was_hearing_all = self._ears is Ears.ALL
+        self._ears = Ears.ALL
+        return _Both(listening(self), _NOTHING if was_hearing_all else self)
 
     def close(self) -> None:
         """Forget how to replay what outlives the forward pass, such as the model's outputs: nobody will ask."""
@@ -337,6 +335,24 @@ class Tape(DispatchMode):
             packed = packed.restored()
         assert isinstance(packed, Tensor)
         return packed
+
+
+class _Both:
+    """Two blocks in one."""
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> None:
+        self._outer = outer
+        self._inner = inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+        self._outer.__exit__(*error)
 
 
 class _PackedOutside(NamedTuple):
