@@ -37,13 +37,17 @@ _in_thread = _InThread()
 _key: SpareKey | None = SpareKey.take()
 _lock = threading.Lock()
 _libraries: dict[str, torch.library.Library] = {}
-# By the names that plans use, without overloads.
+# With overloads, and by the names that plans use, without.
+_overloads: set[str] = set()
 _chosen: set[str] = set()
 _is_choosing_writes = False
+# Other ops fill what they have just made with these: hearing them would cost more than all that is chosen. A region
+# whose trial shows that the model calls them chooses them too.
+_OFTEN_WITHIN_OTHERS = {"copy_", "fill_", "zero_"}
 
 
 def choose(op_names: Iterable[str]) -> bool:
-    """Hear these ops from now on, wherever the key is on, and all that write; return whether that is possible."""
+    """Hear these ops from now on, wherever the key is on, and those that write; return whether that is possible."""
     if _key is None:
         return False
     with _lock:
@@ -88,23 +92,20 @@ def _is_chosen(name: str) -> bool:
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
     for overload in packet.overloads():
-        op = getattr(packet, overload)
-        # Those that write are chosen already.
-        if not op._schema.is_mutable:
-            _choose_one(namespace, short_name, overload, op)
+        _choose_one(namespace, short_name, overload, getattr(packet, overload))
     _chosen.add(name)
     return True
 
 
 def _choose_writes() -> None:
-    """Choose all ops that write into an argument: what recipes hold of it must be copied before."""
+    """Choose the ops that write into an argument: what recipes hold of it must be copied before."""
     global _is_choosing_writes
     _is_choosing_writes = True
     for full_name in all_op_names():
         namespace, _, rest = full_name.partition("::")
         short_name, _, overload = rest.partition(".")
-        may_write = namespace != "aten" or short_name.endswith("_") or "out" in overload
-        if namespace == "aten" and may_write:
+        may_write = short_name.endswith("_") or "out" in overload
+        if namespace == "aten" and may_write and short_name not in _OFTEN_WITHIN_OTHERS:
             op = getattr(getattr(torch.ops.aten, short_name), overload or "default")
             if op._schema.is_mutable:
                 _choose_one(namespace, short_name, overload, op)
@@ -115,7 +116,9 @@ def _choose_one(namespace: str, short_name: str, overload: str, op: Any) -> None
     if namespace not in _libraries:
         _libraries[namespace] = torch.library.Library(namespace, "IMPL")
     name = short_name if overload in ("", "default") else f"{short_name}.{overload}"
-    _libraries[namespace].impl(name, _kernel_of(op, _key), _key.name)
+    if f"{namespace}::{name}" not in _overloads:
+        _libraries[namespace].impl(name, _kernel_of(op, _key), _key.name)
+        _overloads.add(f"{namespace}::{name}")
 
 
 def _kernel_of(op: Any, key: SpareKey) -> Callable[..., Any]:

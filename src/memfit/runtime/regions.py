@@ -57,8 +57,10 @@ class Region:
         self._num_heard[op_name] += 1
 
     def end_trial(self) -> None:
-        """Decide by what was counted whether it is enough to hear the chosen ops."""
-        self.hears_all = any(self._num_heard[name] != self._num_recorded[name] for name in self._chosen)
+        """Decide by what was counted whether it is enough to hear the chosen ops, and all that write."""
+        writes = [name for name in self._num_recorded if name.endswith("_")]
+        is_miscounted = any(self._num_heard[name] != self._num_recorded[name] for name in self._chosen)
+        self.hears_all = is_miscounted or not choose(writes)
         self.is_tried = True
 
     def owned_name(self, tensor: Tensor) -> str | None:
