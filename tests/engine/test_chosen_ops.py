@@ -14,7 +14,6 @@ from memfit.runtime.op_rules import OpRule
 from memfit.runtime.regions import Region
 from memfit.runtime.tape import Tape
 
-
 FILLING = {"aten.copy_", "aten.fill_", "aten.zero_"}
 
 
