@@ -121,8 +121,6 @@ class _Both(NamedTuple):
 class CalibratingTape(Tape):
     """A tape that keeps what it drops, and adds to ``differing`` the outputs that come back otherwise or not at all."""
 
-    hears_all_ops = True
-
     def __init__(self, differing: set[OpOutput]) -> None:
         super().__init__()
         self._differing = differing

@@ -103,9 +103,9 @@ class Block:
 class HostCosts:
     """What the host spends, in seconds, to launch a plain step, and in Python on each thing that the engine does.
 
-    ``forward`` and ``backward`` are the plain step's, the optimizer's part in the latter. Then: an op that is heard
-    where ops are recorded, and more where its result is dropped; going into a module to listen there; a tensor that
-    autograd saves where saves are watched, and its way back; an op that is run again.
+    ``forward`` and ``backward`` are the plain step's, the optimizer's part in the latter. Then: an op that runs where
+    ops are recorded, with the views around it, and more where its result is dropped; going into a module to listen
+    there; a tensor that autograd saves where saves are watched, and its way back; an op that is run again.
     ``runs_ahead`` says that steps are launched while the device still computes the one before; a model that reads
     results back in its forward pass waits for them, and so for the step before.
     """

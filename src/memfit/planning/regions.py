@@ -1,10 +1,9 @@
 """Finds the modules in which the engine must listen for a plan, and what that costs. Ops outside them pay nothing.
 
-It listens in two ways. Where ops are *recorded*, those of the kinds that the plan recomputes pass through Python, and
-those that write; that is for the ops whose outputs are recomputed. Where saves are *watched*, each tensor that autograd
-saves does; that is for the ops that save such outputs, which often run elsewhere: the linear layer after the
-activation. Going into a module costs something too, so that the modules are chosen to make it as little as possible
-altogether.
+It listens in two ways. Where ops are *recorded*, each one passes through Python; that is for the ops whose outputs are
+recomputed. Where saves are *watched*, each tensor that autograd saves does; that is for the ops that save such outputs,
+which often run elsewhere: the linear layer after the activation. Going into a module costs something too, so that the
+modules are chosen to make it as little as possible altogether.
 """
 
 from __future__ import annotations
@@ -64,42 +63,36 @@ class Listeners:
             for value in profile.values
         ]
         calls_of = Counter((op.module, op.op) for op in forward if op.module is not None)
-        self._num_calls: dict[str, Counter[str]] = {}
-        self._num_always_heard: Counter[str] = Counter()
+        num_ops: Counter[str] = Counter()
         num_entries: dict[str, int] = {}
-        for (module, name), num_calls in calls_of.items():
-            if _is_always_heard(name):
-                self._num_always_heard[module] += num_calls
-            else:
-                self._num_calls.setdefault(name, Counter())[module] += num_calls
+        for (module, _), num_calls in calls_of.items():
+            num_ops[module] += num_calls
             # A module that runs several times runs each of its ops as often, at least.
             num_entries[module] = min(num_calls, num_entries.get(module, num_calls))
         num_saves = Counter(module for modules in self._saved_in for module in modules if module is not None)
         self._blocks = [block.path for block in profile.blocks]
         # A container such as nn.ModuleList is never called, so that nothing can be put around it.
-        ran = dict.fromkeys([*num_entries, *self._blocks])
-        self._entry_costs = {path: self._costs.entry * (num_entries.get(path, 1) if path else 1) for path in ("", *ran)}
-        # By the kinds of ops that are recomputed: plans have few sets of those.
-        self._recording_of: dict[frozenset[str], _Cover] = {}
-        self._watching = _Cover(self._entry_costs, num_saves, self._costs.watched_save)
+        ran = dict.fromkeys([*num_ops, *self._blocks])
+        entry_costs = {path: self._costs.entry * (num_entries.get(path, 1) if path else 1) for path in ("", *ran)}
+        self._recording = _Cover(entry_costs, num_ops, self._costs.recorded_op)
+        self._watching = _Cover(entry_costs, num_saves, self._costs.watched_save)
 
     def modules_for(self, recomputed: Set[int]) -> Listening:
         """Return where to listen so that the values with the indices in ``recomputed`` are dropped and brought back."""
         recorded, watched = self._recorded_in(recomputed), self._watched_in(recomputed)
-        recording = self._recording(recomputed)
-        regions = recording.cheapest(recorded)[1]
+        regions = self._recording.cheapest(recorded)[1]
         around_recorded = {ancestor for path in recorded for ancestor in path_and_ancestors(path)}
         blocks_inside = [
             block
             for block in _outermost(self._blocks)
             if block in around_recorded and block not in regions and any(is_within(block, path) for path in regions)
         ]
-        order = recording.order
+        order = self._recording.order
         return Listening(order([*regions, *blocks_inside]), order(self._watching.cheapest(watched)[1]))
 
     def cost_of(self, recomputed: Set[int], num_replayed: int) -> ListeningCost:
         """Return what that costs the host, where ``num_replayed`` ops are run again."""
-        recorded, _ = self._recording(recomputed).cheapest(self._recorded_in(recomputed))
+        recorded, _ = self._recording.cheapest(self._recorded_in(recomputed))
         watched, _ = self._watching.cheapest(self._watched_in(recomputed))
         # A save comes by once in each pass. An op with several recomputed outputs is dropped once; so few have that
         # counting values is as good.
@@ -107,13 +100,6 @@ class Listeners:
             forward=recorded + watched / 2 + self._costs.dropped_op * len(recomputed),
             backward=watched / 2 + self._costs.replayed_op * num_replayed,
         )
-
-    def _recording(self, recomputed: Set[int]) -> _Cover:
-        kinds = frozenset(op.op for value in recomputed if (op := self._op_of_value[value]) is not None)
-        if kinds not in self._recording_of:
-            heard = sum((self._num_calls.get(kind, Counter()) for kind in kinds), self._num_always_heard.copy())
-            self._recording_of[kinds] = _Cover(self._entry_costs, heard, self._costs.recorded_op)
-        return self._recording_of[kinds]
 
     def _recorded_in(self, recomputed: Set[int]) -> set[str]:
         replayed = [op for value in recomputed if (op := self._op_of_value[value]) is not None]
@@ -170,11 +156,6 @@ class _Cover:
         while path:
             path = self._around[path]
             yield path
-
-
-def _is_always_heard(op_name: str) -> bool:
-    """Return whether the op is heard wherever ops are recorded: it writes, or updates statistics as batch norms do."""
-    return op_name.endswith(("_", "batch_norm"))
 
 
 def path_and_ancestors(path: str) -> Iterator[str]:

@@ -112,7 +112,7 @@ _OVERWRITING = {
     "aten.fill_",
 }
 
-BATCH_NORMS = {"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"}
+_BATCH_NORMS = {"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"}
 
 _rules: dict[int, OpRule] = {}
 _ops_with_rules: list[Any] = []
@@ -163,7 +163,7 @@ def _read_rule(op: Any) -> OpRule:
         dropout_argument=positions.get("dropout_p"),
         batch_norm_arguments=(
             (positions["running_mean"], positions["running_var"], positions["training"])
-            if name in BATCH_NORMS
+            if name in _BATCH_NORMS
             else None
         ),
     )

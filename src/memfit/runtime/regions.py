@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
 from memfit.graph.names import is_within, parse_value_name
 from memfit.graph.plan import Decision, Plan
-from memfit.runtime.chosen_ops import choose
 
 # Which outputs of one call to drop: all of them, none, or each as told.
 DropPattern = bool | tuple[bool, ...]
@@ -23,9 +21,6 @@ class Region:
     ``patterns`` maps an op's name to what to drop at each of its calls in one forward pass of the model, in the order
     of the calls, or to True where that is everything. Calls beyond the list are saved: the step took a way that the
     plan has not seen, which costs memory, not correctness.
-
-    ``hears_all`` says that every op has to be heard, because a chosen one is also called from within others, or writes
-    what is dropped. It is known when ``is_tried``: after one forward pass in which both ways of hearing are counted.
     """
 
     def __init__(
@@ -42,26 +37,6 @@ class Region:
         self.records = records
         self.watches = watches
         self._model = weakref.ref(model)
-        self._chosen = frozenset(name for name, drops in self.patterns.items() if _drops_any(drops))
-        self.hears_all = any(name.endswith("_") for name in self._chosen) or not choose(self._chosen)
-        self.is_tried = self.hears_all
-        self._num_recorded: Counter[str] = Counter()
-        self._num_heard: Counter[str] = Counter()
-
-    def count_recorded(self, op_name: str) -> None:
-        """Note that a dispatch mode has seen a call."""
-        self._num_recorded[op_name] += 1
-
-    def count_heard(self, op_name: str) -> None:
-        """Note that a chosen op was called, be it from within another op."""
-        self._num_heard[op_name] += 1
-
-    def end_trial(self) -> None:
-        """Decide by what was counted whether it is enough to hear the chosen ops, and all that write."""
-        writes = [name for name in self._num_recorded if name.endswith("_")]
-        is_miscounted = any(self._num_heard[name] != self._num_recorded[name] for name in self._chosen)
-        self.hears_all = is_miscounted or not choose(writes)
-        self.is_tried = True
 
     def owned_name(self, tensor: Tensor) -> str | None:
         """Return under which name the model owns ``tensor`` or what it is a view of, or None."""
@@ -99,10 +74,6 @@ def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
     return recording + [Region(path, model, {}, records=False) for path in plan.watched if path not in calls]
 
 
-def _drops_any(drops: bool | tuple[DropPattern, ...]) -> bool:
-    return drops if isinstance(drops, bool) else any(pattern is not False for pattern in drops)
-
-
 def _pattern(outputs: Mapping[int, bool]) -> DropPattern:
     drops = tuple(outputs.get(position, False) for position in range(max(outputs) + 1))
     return drops if len(set(drops)) > 1 else drops[0]
@@ -112,5 +83,4 @@ def _simplest(patterns: list[DropPattern]) -> bool | tuple[DropPattern, ...]:
     """Return the patterns of all calls, or one for them all where counting the calls can be spared."""
     if all(pattern is True for pattern in patterns):
         return True
-    drops = tuple(patterns)
-    return _drops_any(drops) and drops
+    return any(pattern is not False for pattern in patterns) and tuple(patterns)

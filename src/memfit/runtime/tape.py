@@ -4,10 +4,6 @@ One tape serves one forward pass of the whole model and listens inside its regio
 there, and watches what autograd saves there, each where the plan needs it. What it records it attaches to the storages
 it sees (`values.StorageNote`), so that what nobody needs is gone with its storage. When the forward pass ends, only
 what autograd was given is left.
-
-It hears ops in one of two ways: all of them, as a dispatch mode, or those that the plan drops and those that write
-(`chosen_ops`), which costs a fraction. The first pass through a region goes both ways, to see whether the second will
-do.
 """
 
 from __future__ import annotations
@@ -15,15 +11,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from enum import IntEnum
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from memfit.runtime.call_arguments import covers_its_storage, first_tensor, is_repeatable, tensors_in, written_tensors
-from memfit.runtime.chosen_ops import listening, not_listening
+from memfit.runtime.call_arguments import covers_its_storage, first_tensor, is_repeatable, written_tensors
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.recipes import InPlaceRecipe, OverwriteRecipe, Recipe
 from memfit.runtime.regions import DropPattern, Region
@@ -33,7 +27,6 @@ from memfit.runtime.torch_internals import (
     UnpackHook,
     detached_alias,
     detached_alias_below_autograd,
-    has_python_key,
     outer_saved_tensors_hooks,
 )
 from memfit.runtime.values import (
@@ -54,19 +47,8 @@ _Draw = tuple[torch.Generator, Tensor]
 _NOTHING = nullcontext()
 
 
-class Ears(IntEnum):
-    """Which ops are heard."""
-
-    NONE = 0
-    CHOSEN = 1
-    ALL = 2
-
-
 class Tape(DispatchMode):
     """Records the ops of one forward pass. `run` runs each region; `close` ends the pass."""
-
-    hears_all_ops = False
-    """Whether to hear all ops in every region. For tapes that look at more than what is dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,8 +58,7 @@ class Tape(DispatchMode):
         self._num_calls: dict[tuple[Region, str], int] = {}
         self._num_recipes = 0
         self._region: Region | None = None
-        self._ears = Ears.NONE
-        self._regions_on_trial: list[Region] = []
+        self._is_recording = False
         self._is_watching = False
         self._outer_hooks = outer_saved_tensors_hooks()
         self._hooks = (self._pack, self._unpack)
@@ -91,35 +72,18 @@ class Tape(DispatchMode):
         """
         if outer_saved_tensors_hooks() != (self._hooks if self._is_watching else self._outer_hooks):
             return forward(*args, **kwargs)
-        before = self._region, self._is_watching, self._ears
-        watches = region.watches and not self._is_watching
+        before = self._region, self._is_watching, self._is_recording
+        watches, records = region.watches and not self._is_watching, region.records and not self._is_recording
         # What is only watched has no say in what the region around it records.
         if region.records or self._region is None:
             self._region = region
         self._is_watching |= region.watches
+        self._is_recording |= region.records
         try:
-            with self._watch if watches else _NOTHING, self._more_ears(region) if region.records else _NOTHING:
+            with self._watch if watches else _NOTHING, self if records else _NOTHING:
                 return forward(*args, **kwargs)
         finally:
-            self._region, self._is_watching, self._ears = before
-
-    def _more_ears(self, region: Region) -> AbstractContextManager[object]:
-        """Return what lets the tape hear as much as ``region`` needs, where it does not yet."""
-        if self.hears_all_ops or region.hears_all:
-            if self._ears is Ears.ALL:
-                return _NOTHING
-            was_listening = self._ears is Ears.CHOSEN
-            self._ears = Ears.ALL
-            return _Both(not_listening(), self) if was_listening else self
-        if region.is_tried:
-            if self._ears is not Ears.NONE:
-                return _NOTHING
-            self._ears = Ears.CHOSEN
-            return listening(self)
-        self._regions_on_trial.append(region)
-        was_hearing_all = self._ears is Ears.ALL
-        self._ears = Ears.ALL
-        return _Both(listening(self), _NOTHING if was_hearing_all else self)
+            self._region, self._is_watching, self._is_recording = before
 
     def close(self) -> None:
         """Forget how to replay what outlives the forward pass, such as the model's outputs: nobody will ask."""
@@ -128,32 +92,16 @@ class Tape(DispatchMode):
             if note is not None:
                 note.dropped = None
         self._dropping_notes.clear()
-        for region in self._regions_on_trial:
-            region.end_trial()
-        self._regions_on_trial.clear()
         # They refer to the tape in turn, and nobody should have to wait for the garbage collector.
         del self._hooks, self._watch
 
-    # What runs: every op of the region, or those that were chosen, below autograd and autocast.
+    # What runs: every op of the region, below autograd and autocast.
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = rule_for(op)
         if rule.treatment is Treatment.VIEW:
             return op(*args, **kwargs) if kwargs else op(*args)
-        assert self._region is not None
-        if not self._region.is_tried:
-            self._region.count_recorded(rule.name)
-        return self._run(op, rule, types, args, kwargs or {})
-
-    def hear(self, op: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a chosen op; where all ops are heard, the dispatch mode will see it next."""
-        if self._ears is Ears.ALL:
-            assert self._region is not None
-            self._region.count_heard(rule.name)
-            return op(*args, **kwargs)
-        return self._run(op, rule, _is_handled_in_python(args, kwargs), args, kwargs)
-
-    def _run(self, op: Any, rule: OpRule, types: Any, args: Any, kwargs: Any) -> Any:
+        kwargs = kwargs or {}
         drop = self._next_pattern(self._region, rule)
         if drop and rule.is_simple and not types and torch.is_grad_enabled():
             return self._run_pure_op(op, rule, drop, args, kwargs, args)
@@ -337,24 +285,6 @@ class Tape(DispatchMode):
         return packed
 
 
-class _Both:
-    """Two blocks in one."""
-
-    __slots__ = ("_inner", "_outer")
-
-    def __init__(self, outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> None:
-        self._outer = outer
-        self._inner = inner
-
-    def __enter__(self) -> None:
-        self._outer.__enter__()
-        self._inner.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._inner.__exit__(*error)
-        self._outer.__exit__(*error)
-
-
 class _PackedOutside(NamedTuple):
     """A tensor that the plan keeps, handed to the saved-tensor hooks around the tape."""
 
@@ -363,14 +293,6 @@ class _PackedOutside(NamedTuple):
 
     def restored(self) -> Tensor:
         return self.unpack(self.payload)
-
-
-def _is_handled_in_python(args: Any, kwargs: Any) -> bool:
-    """Return whether some tensor among the arguments is of a subclass that handles ops in Python."""
-    return any(
-        type(tensor) is not Tensor and type(tensor) is not nn.Parameter and has_python_key(tensor)
-        for tensor in (tensors_in([args, kwargs]) if kwargs else tensors_in(args))
-    )
 
 
 def _note_of(tensor: Tensor) -> StorageNote | None:

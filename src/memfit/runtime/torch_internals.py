@@ -6,7 +6,6 @@ Checked on torch 2.11.0 (CUDA) and 2.13.0 (CPU).
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -68,62 +67,11 @@ def detached_alias(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
 
-# As it is where no mode, guard or autocast is at work; nothing runs at import that would change it.
-_PLAIN_DISPATCH = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-
-
 def detached_alias_below_autograd(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor.detach()`` from below autograd, sharing the tensor's version counter, unseen by dispatch modes.
+    """Return ``tensor.detach()`` from within ``__torch_dispatch__``, sharing the tensor's version counter.
 
     Below autograd a plain ``detach()`` gets a counter of its own, and a later write would go unnoticed.
     """
-    with torch._C._ForceDispatchKeyGuard(*_PLAIN_DISPATCH):
+    # The guard behind the public torch.overrides.enable_reentrant_dispatch, without that one's generator.
+    with torch._C._RestorePythonTLSSnapshot(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
         return tensor.detach()
-
-
-class SpareKey:
-    """A dispatch key that torch reserves for others and does not use itself, below autograd and above dispatch modes.
-
-    Ops without a kernel at the key fall through it.
-    """
-
-    name = "Fake"
-
-    def __init__(self) -> None:
-        self._key = torch._C._dispatch_key_parse(self.name)
-        self._keys = torch._C.DispatchKeySet(self._key)
-        # Higher-order operators have a dispatcher of their own, in Python.
-        torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(self._key)
-        for operator in torch._ops._higher_order_ops.values():
-            operator.fallthrough(self._key)
-        self._library = torch.library.Library("_", "IMPL")
-        self._library.fallback(torch.library.fallthrough_kernel, self.name)
-
-    @staticmethod
-    def take() -> SpareKey | None:
-        """Return the key, or None where this torch does not have it or somebody else has taken it."""
-        try:
-            return SpareKey()
-        except (AttributeError, RuntimeError):
-            return None
-
-    def on(self) -> AbstractContextManager[object]:
-        """Return what switches the key on for this thread inside a block."""
-        guard: AbstractContextManager[object] = torch._C._IncludeDispatchKeyGuard(self._key)
-        return guard
-
-    def off(self) -> AbstractContextManager[object]:
-        """Return what switches the key off for this thread inside a block."""
-        guard: AbstractContextManager[object] = torch._C._ExcludeDispatchKeyGuard(self._keys)
-        return guard
-
-
-def all_op_names() -> list[str]:
-    """Return the names of all ops that are registered, such as "aten::add_.Tensor"."""
-    names: list[str] = torch._C._dispatch_get_all_op_names()
-    return names
-
-
-def has_python_key(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's ops are handled in Python: a subclass with ``__torch_dispatch__``."""
-    return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
