@@ -5,8 +5,8 @@ budget with the largest gap is attempted, by what the size of the step allows:
 
 - Prices (`time_prices`) give a line that is a proof for all budgets, and plans that were met in looking for them. Where
   the gap stays large, a sweep (`backward_sweep`) looks for faster plans, and proves that there are none.
-- Steps with too many states for that get linear programs (`replay_program`): their lines are proofs, too, and their
-  fractional solutions, rounded at several thresholds, give new candidates. Where the simulator says that one of them is
+- All steps get linear programs (`replay_program`), those with too many states for prices only these: their lines are
+  proofs, too, and their fractional solutions, rounded at several thresholds, give new candidates. Where the simulator says that one of them is
   too large, the op of its peak joins the times that programs look at. Programs in which the borders of good segments
   are held prove nothing, but their solutions have no long bursts of replays: at low budgets they round better.
 
@@ -132,8 +132,7 @@ class _Refinement:
             self._effort = _SWEEPING_EFFORT // sweeps.num_ops**2
             self._close_gaps(self._try_swept, _SMALL_GAP_OF_SWEPT)
             self._change_one_by_one()
-        else:
-            self._solve_programs()
+        self._solve_programs()
         self._effort = _POLISHING_EFFORT // step.num_ops
         self._close_gaps(self._try_polished, _SMALL_GAP_OF_SWEPT)
 
@@ -141,7 +140,7 @@ class _Refinement:
         """Close gaps by linear programs that look at few times of the step."""
         step, may_be_recomputed = self._step, self._trade_off.may_be_recomputed
         self._free = _View(ReplayProgram(step, may_be_recomputed, leave_out_statistics=True), self._first_times)
-        if not self._free.model.recipes or _cost(self._free.program().num_rows) > self._effort:
+        if not self._free.model.recipes or _cost(self._free.program().num_rows) > _EFFORT:
             return
         anchored = (
             _View(ReplayProgram(step, may_be_recomputed - held, leave_out_statistics=True), self._first_times)

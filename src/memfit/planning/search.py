@@ -9,15 +9,17 @@ are, in turn:
    that all cost the same (``few_launches``),
 3. segments with held borders (``segments``, ``block_borders``), for budgets near the lowest,
 4. sweeps again, with the borders of the best segments held: between a plan of the lowest memory and the hull,
-5. what backward sweeps and linear programs find where the best so far may be far from the best (``refinement``),
-6. where launches take long: what launches less than those (``thinning``).
+5. where the step is small enough to try: the best so far with one value decided otherwise, or two, a few times over,
+6. what backward sweeps and linear programs find where the best so far may be far from the best (``refinement``),
+7. where launches take long: what launches less than those (``thinning``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, combinations
 
 from memfit.planning.block_borders import bordered_choices
 from memfit.planning.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
@@ -39,6 +41,10 @@ _LEAST_CUTS, _MOST_CUTS = 100, 400
 # How much dearer the first value of the step is than the last; the share of the cuts that each gets.
 _TILTS = ((0.03, 0.4), (0.5, 0.1), (3.0, 0.1))
 _ANCHORED_TILTS = (0.5, 3.0)
+# How many plans that differ in one value are tried in all, and from how many plans they start in each round.
+_MOST_FLIPS, _NUM_FLIP_ROUNDS, _NUM_FLIP_STARTS = 10_000, 6, 16
+# How many plans that differ in two values.
+_MOST_PAIRS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,36 @@ def _fill(trade_off: TradeOff) -> None:
     if step.time.launches_may_matter:
         trade_off.add_all(choices_of_few_launches(step, trade_off.may_be_recomputed, num_cuts // 2))
     _add_segmented(trade_off, num_cuts - int(num_cuts * sum(share for _, share in _TILTS)))
+    if len(matter) * _NUM_FLIP_ROUNDS * _NUM_FLIP_STARTS <= _MOST_FLIPS:
+        for number in range(_NUM_FLIP_ROUNDS):
+            _add_flipped(trade_off, matter, number)
+    _add_flipped_pairs(trade_off, matter)
+
+
+def _add_flipped(trade_off: TradeOff, matter: list[int], round_number: int) -> None:
+    """Try single changes to plans spread evenly over the frontier, to others in each round."""
+    best = trade_off.frontier()
+    stride = max(len(best) // _NUM_FLIP_STARTS, 1)
+    for start in best[round_number % stride :: stride]:
+        trade_off.add_all(start.recomputed ^ {value} for value in matter)
+
+
+def _add_flipped_pairs(trade_off: TradeOff, matter: list[int]) -> None:
+    """Change two values at a time: in the smallest plan for as long as it gets smaller, then in others."""
+    num_starts = _MOST_PAIRS // max(math.comb(len(matter), 2), 1)
+
+    def try_pairs(start: Candidate) -> None:
+        trade_off.add_all(start.recomputed ^ set(pair) for pair in combinations(matter, 2))
+
+    lowest = None
+    while num_starts > 0 and lowest != (smallest := trade_off.frontier()[-1]):
+        lowest = smallest
+        try_pairs(lowest)
+        num_starts -= 1
+    if num_starts > 0:
+        best = trade_off.frontier()
+        for start in best[:: max(len(best) // num_starts, 1)][:num_starts]:
+            try_pairs(start)
 
 
 def _add_segmented(trade_off: TradeOff, num_cuts: int) -> None:
