@@ -6,9 +6,10 @@ budget with the largest gap is attempted, by what the size of the step allows:
 - Prices (`time_prices`) give a line that is a proof for all budgets, and plans that were met in looking for them. Where
   the gap stays large, a sweep (`backward_sweep`) looks for faster plans, and proves that there are none.
 - All steps get linear programs (`replay_program`), those with too many states for prices only these: their lines are
-  proofs, too, and their fractional solutions, rounded at several thresholds, give new candidates. Where the simulator says that one of them is
-  too large, the op of its peak joins the times that programs look at. Programs in which the borders of good segments
-  are held prove nothing, but their solutions have no long bursts of replays: at low budgets they round better.
+  proofs, too, and their fractional solutions, rounded at several thresholds, give new candidates. Where the simulator
+  says that one of them is too large, the op of its peak joins the times that programs look at. Programs in which the
+  borders of good segments are held prove nothing, but their solutions have no long bursts of replays: at low budgets
+  they round better.
 
 Sweeps also look for the least peak, of the whole step or of its first ops. What is still slow then is polished
 (`polish`). The budgets, their order and the effort follow from the step alone, in counts: one and the same step is
