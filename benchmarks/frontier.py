@@ -10,8 +10,8 @@ events, peaks are the allocator's, ratios are to the plain step of the run. A wa
 Each model's results are written to DIR/MODEL.json as soon as they are there. With --compiled, torch.compile per block
 is measured instead, beside the plain step, into DIR/MODEL-compiled.json. With --strategies, the peers are memfit's own
 layer strategies, into DIR/MODEL-strategies.json; with --captured, steps are captured into CUDA graphs, into
-DIR/MODEL-captured.json. With --small, the models are tiny and run on the CPU in a minute: to
-try the script, not to learn from the numbers.
+DIR/MODEL-captured.json. With --small, the models are tiny and run on the CPU in a minute: to try the script, not to
+learn from the numbers.
 """
 
 from __future__ import annotations
@@ -59,12 +59,7 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     model = subject.model
     clock = _Clock(begin)
     clock.lap("building")
-    race = Race(
-        model,
-        subject.output_and_loss,
-        subject.tensors(),
-        keep_gradients=False,
-    )
+    race = Race(model, subject.output_and_loss, subject.tensors(), keep_gradients=False)
     race.enter("plain", contextlib.nullcontext)
     model.zero_grad()
     profile = memfit.profile(model, subject.batch)
@@ -79,10 +74,10 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     else:
         peers = eager_peers(subject.blocks) | dict(subject.switch)
         peaks = {peer: race.enter(peer, way) for peer, way in peers.items() if peer not in options.without}
-    if not options.strategies and OFFLOADING not in options.without:
-        peaks[OFFLOADING] = race.enter(
-            OFFLOADING, lambda: offloaded(race.device), slow_limit_seconds=options.slow_limit_seconds
-        )
+        if OFFLOADING not in options.without:
+            peaks[OFFLOADING] = race.enter(
+                OFFLOADING, lambda: offloaded(race.device), slow_limit_seconds=options.slow_limit_seconds
+            )
     clock.lap("peaks of peers")
     planned = _Plans(profile)
     for peer, peak_bytes in peaks.items():

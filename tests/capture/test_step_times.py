@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from memfit.capture.kept_state import KeptState
 from memfit.capture.step import TrainingStep
-from memfit.capture.step_times import StepAlone, seconds_in_a_row, timed_alone
+from memfit.capture.step_times import StepAlone, timed_alone, timed_in_a_row
 
 
 class Counting(nn.Module):
@@ -38,11 +38,27 @@ def test_steps_in_a_row_begin_without_gradients_and_leave_no_trace(seconds_alone
         step.run()
     had_gradient.clear()
     alone = StepAlone(0.0, 0.0, seconds_alone)
-    assert seconds_in_a_row(step, torch.device("cpu"), state, alone) >= 0.0
+    timed_in_a_row(step, torch.device("cpu"), state, alone)
     assert had_gradient == [False] * num_steps
     assert model.weight.grad is gradient
     assert model.weight.tolist() == [1.0] * 3
     assert model.num_runs.item() == 0
+
+
+def test_the_first_step_in_a_row_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    class Lasting(Counting):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal now
+            # The first step takes as long as one alone; each of those behind it takes less.
+            now += 5.0 if now == 0.0 else 3.0
+            return super().forward(x)
+
+    step = TrainingStep(Lasting(), torch.ones(3))
+    state = KeptState(step)
+    monkeypatch.setattr("memfit.capture.step_times.time.perf_counter", lambda: now)
+    assert timed_in_a_row(step, torch.device("cpu"), state, StepAlone(0.0, 0.0, 5.0)) == 3.0
 
 
 def test_each_part_of_a_step_alone_takes_time() -> None:

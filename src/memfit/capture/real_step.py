@@ -18,7 +18,7 @@ from memfit.capture.other_memory import other_memory, unaccounted_memory
 from memfit.capture.recorded_runs import no_garbage_collection, record_step, record_without_saves
 from memfit.capture.recording import values_of
 from memfit.capture.step import TrainingStep
-from memfit.capture.step_times import seconds_in_a_row, timed_alone
+from memfit.capture.step_times import timed_alone, timed_in_a_row
 from memfit.graph.model_profile import ModelProfile
 from memfit.planning.planner import plan_of_all_that_replays
 from memfit.runtime.apply import Applied
@@ -49,7 +49,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
             peak_bytes = peak_of(step.run, device, held=recording.outside)
         alone = timed_alone(step, device, state)
         # A CPU computes as it launches: nothing runs ahead, and steps in a row are steps alone.
-        step_seconds = alone.seconds if device.type == "cpu" else seconds_in_a_row(step, device, state, alone)
+        step_seconds = alone.seconds if device.type == "cpu" else timed_in_a_row(step, device, state, alone)
         timing_seconds = max(_OP_TIMING_SECONDS, _OP_TIMING_STEPS * alone.seconds)
         meter = OpMeter(clock_for(device), timing_seconds)
         with state.kept(), meter:

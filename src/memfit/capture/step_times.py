@@ -61,7 +61,7 @@ def timed_alone(step: TrainingStep, device: torch.device, state: KeptState) -> S
     )
 
 
-def seconds_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, alone: StepAlone) -> float:
+def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, alone: StepAlone) -> float:
     """Return the seconds of one of many steps between which nobody waits for the device, as training loops run them."""
     num_steps = min(max(math.ceil(_SECONDS_IN_A_ROW / alone.seconds), _FEWEST_IN_A_ROW), _MOST_IN_A_ROW)
     with state.kept():
