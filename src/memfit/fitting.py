@@ -20,7 +20,7 @@ from memfit.planning.budgets import BudgetLike
 from memfit.planning.planner import plan as plan_step
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.apply import Applied
-from memfit.runtime.tape import Tape
+from memfit.runtime.native_tape import TapeChoice
 from memfit.units import format_bytes
 from memfit.verification.verifying import verify
 
@@ -34,7 +34,7 @@ class Fitted(Applied):
     """A plan at work on a model, with what it came from and the proof that it holds."""
 
     def __init__(self, model: nn.Module, plan: Plan, profile: ModelProfile, verification: Verification) -> None:
-        super().__init__(model, plan, Tape)
+        super().__init__(model, plan, TapeChoice())
         self.profile = profile
         self.verification = verification
 

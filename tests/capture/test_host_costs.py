@@ -38,8 +38,6 @@ def test_costs_agree_with_the_step_that_was_measured(factor: float, fitted_facto
     expected = step.listeners.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
     assert expected.forward > 0
     assert expected.backward > 0
-    fitted = fitted_host_costs(
-        profile, plan, COSTS.forward + factor * expected.forward, COSTS.backward + factor * expected.backward
-    )
+    fitted = fitted_host_costs(profile, plan, factor * expected.forward, factor * expected.backward)
     assert (fitted.forward, fitted.backward) == (COSTS.forward, COSTS.backward)
     assert astuple(fitted)[2:-1] == pytest.approx([fitted_factor * cost for cost in astuple(COSTS)[2:-1]])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from memfit.capture.kept_state import KeptState
 from memfit.capture.step import TrainingStep
-from memfit.capture.step_times import StepAlone, timed_alone, timed_in_a_row
+from memfit.capture.step_times import StepAlone, timed_alone, timed_in_a_row, timed_in_turns
 
 
 class Counting(nn.Module):
@@ -59,6 +62,34 @@ def test_the_first_step_in_a_row_is_not_counted(monkeypatch: pytest.MonkeyPatch)
     state = KeptState(step)
     monkeypatch.setattr("memfit.capture.step_times.time.perf_counter", lambda: now)
     assert timed_in_a_row(step, torch.device("cpu"), state, StepAlone(0.0, 0.0, 5.0)) == 3.0
+
+
+def test_two_ways_take_turns_and_one_gets_ready_untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least of each is returned: of a host that slows down step by step, what both took in the first turn."""
+    now, num_runs, is_inside, order = 0.0, 0, False, []
+
+    class Slowing(Counting):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal now, num_runs
+            num_runs += 1
+            now += num_runs + (100.0 if is_inside else 0.0)
+            order.append(is_inside)
+            return super().forward(x)
+
+    @contextmanager
+    def inside() -> Iterator[None]:
+        nonlocal is_inside
+        is_inside = True
+        yield
+        is_inside = False
+
+    step = TrainingStep(Slowing(), torch.ones(3))
+    monkeypatch.setattr("memfit.capture.step_times.time.perf_counter", lambda: now)
+    plain, other = timed_in_turns(step, torch.device("cpu"), KeptState(step), inside)
+    assert order == ([False] * 4 + [True] * 5) * 3
+    assert plain.forward_launched == 1.0
+    assert other.forward_launched == 106.0
+    assert (plain.backward_launched, other.backward_launched) == (0.0, 0.0)
 
 
 def test_each_part_of_a_step_alone_takes_time() -> None:

@@ -1,11 +1,28 @@
-"""One thread for torch in the engine's tests: the models are tiny, threads would only wait."""
+"""One thread for torch in the engine's tests (the models are tiny, threads would only wait), and both engines."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from memfit.runtime import native_tape
+
+# What only Python's engine does, or does as the other one does it: these are run once, with the one that users get.
+RUN_ONCE = {
+    "test_applied_model",
+    "test_cuda_graphs",
+    "test_distributed",
+    "test_native_build",
+    "test_on_gpu",
+    "test_predicted_peaks",
+    "test_profile_keeps_the_model",
+    "test_step_comparison",
+    "test_unfit_plans",
+}
+ENGINES = ("C++", "Python")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -15,3 +32,20 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rpartition(".")[2] not in RUN_ONCE:
+        metafunc.parametrize("engine", ENGINES, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test by the engine that is asked for."""
+    name: str = getattr(request, "param", "C++")
+    if name == "Python":
+        monkeypatch.setattr(native_tape, "_configured_module", lambda: None)
+    elif shutil.which("c++") is None:
+        pytest.skip("needs a C++ compiler")
+    assert native_tape.engine_name() == name
+    return name

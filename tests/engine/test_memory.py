@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit.runtime.ledger import StorageLedger, peak_of
+from memfit.runtime.native_build import native_module
 
 WIDTH = 64
 CPU = torch.device("cpu")
@@ -171,7 +172,7 @@ def test_autocast_copies_of_weights_are_dropped_and_cast_again() -> None:
     assert plain - planned == 3 * weight_copy + batch_copy
 
 
-def test_ops_outside_planned_regions_are_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ops_outside_planned_regions_are_not_listened_to(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, batch = GPT(), tokens()
     plan = memfit.plan(
@@ -181,13 +182,25 @@ def test_ops_outside_planned_regions_are_not_listened_to(monkeypatch: pytest.Mon
     # The linear layer after it is what saves its result.
     assert plan.watched == ("blocks.3.down",)
     heard: list[str] = []
-    listen = memfit.runtime.tape.Tape.__torch_dispatch__
+    if engine == "Python":
+        listen = memfit.runtime.tape.Tape.__torch_dispatch__
 
-    def listening(self: object, op: object, *args: object, **kwargs: object) -> object:
-        heard.append(str(op))
-        return listen(self, op, *args, **kwargs)
+        def listening(self: object, op: object, *args: object, **kwargs: object) -> object:
+            heard.append(str(op))
+            return listen(self, op, *args, **kwargs)
 
-    monkeypatch.setattr(memfit.runtime.tape.Tape, "__torch_dispatch__", listening)
+        monkeypatch.setattr(memfit.runtime.tape.Tape, "__torch_dispatch__", listening)
+        with memfit.apply(model, plan):
+            model(batch).backward()
+        assert heard == ["aten.gelu.default"]
+        return
+    native = native_module()
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda *_, name=name: heard.append(name) if native.is_listening() else None)
+    activation = model.blocks[3].activation
+    forward = activation.forward
+    # Hooks run around what stands in for forward; this runs inside it.
+    activation.forward = lambda x: (heard.append(f"inside: {native.is_listening()}"), forward(x))[1]
     with memfit.apply(model, plan):
         model(batch).backward()
-    assert heard == ["aten.gelu.default"]
+    assert heard == ["inside: True"]

@@ -15,8 +15,8 @@ from memfit.graph.plan import Decision, Plan
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
 from memfit.runtime.apply import Applied
+from memfit.runtime.native_tape import new_tape
 from memfit.runtime.regions import Region
-from memfit.runtime.tape import Tape
 
 _NUM_LAYERS = 20
 _NUM_RUNS = 10
@@ -35,7 +35,7 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
 
     def seconds_in(region: Region, *, backward: bool = False) -> float:
         def run() -> None:
-            tape = Tape()
+            tape = new_tape()
             result = tape.run(region, chain.forward, (), {})
             tape.close()
             if backward:
@@ -53,7 +53,7 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
     replayed = everything - recorded - dropped - watched
     listening_twice = Plan({}, regions=("0",), watched=("0",), recompute_flops=0, fingerprint="")
     wrapped = nn.Sequential(nn.Identity())
-    with Applied(wrapped, listening_twice, Tape):
+    with Applied(wrapped, listening_twice, new_tape):
         listening_entries = _least_seconds(lambda: [wrapped(chain.bias) for _ in range(_NUM_LAYERS)])
     entries = listening_entries - _least_seconds(lambda: [wrapped(chain.bias) for _ in range(_NUM_LAYERS)])
     return HostCosts(
@@ -69,7 +69,7 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
 
 
 def fitted_host_costs(profile: ModelProfile, plan: Plan, forward_seconds: float, backward_seconds: float) -> HostCosts:
-    """Return the host costs of ``profile``, made to agree with a step by ``plan`` that took so long to launch.
+    """Return the host costs of ``profile``, made to agree with a step by ``plan`` that took so much longer to launch.
 
     In a real step nothing is as warm as in a short loop, and ops have more and larger arguments.
     """
@@ -78,8 +78,8 @@ def fitted_host_costs(profile: ModelProfile, plan: Plan, forward_seconds: float,
     step = Step(profile)
     recomputed = {index for index in step.plannable if plan.decisions[profile.values[index].name] is Decision.RECOMPUTE}
     expected = step.listeners.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
-    in_forward = _factor(forward_seconds - host.forward, expected.forward)
-    in_backward = _factor(backward_seconds - host.backward, expected.backward)
+    in_forward = _factor(forward_seconds, expected.forward)
+    in_backward = _factor(backward_seconds, expected.backward)
     return replace(
         host,
         recorded_op=host.recorded_op * in_forward,

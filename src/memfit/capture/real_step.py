@@ -18,13 +18,13 @@ from memfit.capture.other_memory import other_memory, unaccounted_memory
 from memfit.capture.recorded_runs import no_garbage_collection, record_step, record_without_saves
 from memfit.capture.recording import values_of
 from memfit.capture.step import TrainingStep
-from memfit.capture.step_times import timed_alone, timed_in_a_row
+from memfit.capture.step_times import timed_alone, timed_in_a_row, timed_in_turns
 from memfit.graph.model_profile import ModelProfile
 from memfit.planning.planner import plan_of_all_that_replays
 from memfit.runtime.apply import Applied
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.ledger import peak_of
-from memfit.runtime.tape import Tape
+from memfit.runtime.native_tape import TapeChoice
 
 # Ops are timed for this long, or for as long as this many steps take, whichever is longer.
 _OP_TIMING_SECONDS = 1.0
@@ -81,7 +81,11 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         recording_all = plan_of_all_that_replays(profile)
         if profile.host is None or not recording_all.regions:
             return profile
-        with Applied(step.model, recording_all, Tape):
-            listening = timed_alone(step, device, state)
-        fitted = fitted_host_costs(profile, recording_all, listening.forward_launched, listening.backward_launched)
+        plain, listening = timed_in_turns(step, device, state, lambda: Applied(step.model, recording_all, TapeChoice()))
+        fitted = fitted_host_costs(
+            profile,
+            recording_all,
+            listening.forward_launched - plain.forward_launched,
+            listening.backward_launched - plain.backward_launched,
+        )
         return replace(profile, host=host_in_the_step(fitted, profile.ops, step_seconds))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from statistics import median
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from memfit.capture.step import TrainingStep
 from memfit.graph.model_profile import Phase
 
 _NUM_STEPS_ALONE = 4
+_NUM_TURNS = 3
 # Long enough for a GPU to grow as warm, and its clocks as slow, as they stay in training.
 _SECONDS_IN_A_ROW = 0.7
 _FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 4, 20
@@ -54,11 +55,22 @@ def timed_alone(step: TrainingStep, device: torch.device, state: KeptState) -> S
             del held
             wait_for(device)
             timings.append(StepAlone(forward_end - begin, launched - forward_end, time.perf_counter() - begin))
-    return StepAlone(
-        min(timing.forward_launched for timing in timings),
-        min(timing.backward_launched for timing in timings),
-        median(timing.seconds for timing in timings),
-    )
+    return _best_of(timings)
+
+
+def timed_in_turns(
+    step: TrainingStep, device: torch.device, state: KeptState, way: Callable[[], AbstractContextManager[object]]
+) -> tuple[StepAlone, StepAlone]:
+    """Time the plain step and the one inside ``way()`` in turns: a host that slows down does so for both."""
+    plain, other = [], []
+    for _ in range(_NUM_TURNS):
+        plain.append(timed_alone(step, device, state))
+        with way():
+            # The first step may have to get ready.
+            with state.kept():
+                step.run()
+            other.append(timed_alone(step, device, state))
+    return _best_of(plain), _best_of(other)
 
 
 def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, alone: StepAlone) -> float:
@@ -74,3 +86,11 @@ def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, a
         seconds = time.perf_counter() - begin
     # The first of them begins on an idle device, as the one alone did.
     return max(seconds - alone.seconds, 0.0) / (num_steps - 1)
+
+
+def _best_of(timings: Sequence[StepAlone]) -> StepAlone:
+    return StepAlone(
+        min(timing.forward_launched for timing in timings),
+        min(timing.backward_launched for timing in timings),
+        median(timing.seconds for timing in timings),
+    )

@@ -16,8 +16,9 @@ from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.plan import Plan
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, wrap_forward
+from memfit.runtime.native_tape import TapeChoice
+from memfit.runtime.region_walk import RegionWalk
 from memfit.runtime.regions import Region, regions_of
-from memfit.runtime.tape import Tape
 from memfit.runtime.torch_internals import in_function_transform, outer_saved_tensors_hooks
 
 
@@ -30,13 +31,13 @@ def apply(model: nn.Module, plan: Plan) -> Applied:
     _refuse_unfit(model, plan)
     if not plan.regions:
         warnings.warn("the plan saves every value: training runs as before, nothing will change", stacklevel=2)
-    return Applied(model, plan, Tape)
+    return Applied(model, plan, TapeChoice())
 
 
 class Applied:
     """A plan at work on a model. A context manager too: leaving it removes the plan."""
 
-    def __init__(self, model: nn.Module, plan: Plan, new_tape: Callable[[], Tape]) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, new_tape: Callable[[], RegionWalk]) -> None:
         self.model = model
         self.plan = plan
         self._passes = _ForwardPasses(new_tape)
@@ -69,22 +70,24 @@ class Applied:
 class _ForwardPasses:
     """The forward passes under way, one in each thread, each with its tape."""
 
-    def __init__(self, new_tape: Callable[[], Tape]) -> None:
+    def __init__(self, new_tape: Callable[[], RegionWalk]) -> None:
         self._new_tape = new_tape
         self._in_thread = threading.local()
 
     @contextmanager
-    def _pass(self) -> Iterator[Tape]:
-        tape: Tape | None = getattr(self._in_thread, "tape", None)
+    def _pass(self) -> Iterator[RegionWalk]:
+        tape: RegionWalk | None = getattr(self._in_thread, "tape", None)
         if tape is not None:
             yield tape
             return
         tape = self._in_thread.tape = self._new_tape()
+        is_complete = False
         try:
             yield tape
+            is_complete = True
         finally:
             self._in_thread.tape = None
-            tape.close()
+            tape.close(is_complete=is_complete)
 
     def run_model(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled() or in_function_transform():
@@ -96,7 +99,7 @@ class _ForwardPasses:
         def run_region(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not torch.is_grad_enabled() or in_function_transform():
                 return forward(*args, **kwargs)
-            tape: Tape | None = getattr(self._in_thread, "tape", None)
+            tape: RegionWalk | None = getattr(self._in_thread, "tape", None)
             if tape is not None:
                 return tape.run(region, forward, args, kwargs)
             if region.path and outer_saved_tensors_hooks() is not None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from memfit.runtime.call_arguments import tensors_in
+from memfit.runtime.native_tape import copies_told_to
 from memfit.runtime.torch_internals import DispatchMode
 
 # The CUDA caching allocator hands out multiples of this many bytes.
@@ -85,7 +86,7 @@ def peak_of(step: Callable[[], object], device: torch.device, held: Sequence[Ten
     ledger = StorageLedger(device)
     ledger.track(held)
     try:
-        with ledger:
+        with ledger, copies_told_to(lambda copy: ledger.track([copy])):
             step()
     finally:
         ledger.forget(held)

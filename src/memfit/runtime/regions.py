@@ -14,28 +14,11 @@ from memfit.graph.plan import Decision, Plan
 DropPattern = bool | tuple[bool, ...]
 
 
-class Region:
-    """A module inside which the tape listens, and the decisions for the ops that run in it.
+class Place:
+    """A module of a model, and whose tensors are met there: what an error message tells."""
 
-    ``records`` says that the ops inside are recorded, ``watches`` that what autograd saves inside is seen to.
-    ``patterns`` maps an op's name to what to drop at each of its calls in one forward pass of the model, in the order
-    of the calls, or to True where that is everything. Calls beyond the list are saved: the step took a way that the
-    plan has not seen, which costs memory, not correctness.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        model: nn.Module,
-        patterns: Mapping[str, bool | tuple[DropPattern, ...]],
-        *,
-        records: bool = True,
-        watches: bool = True,
-    ) -> None:
+    def __init__(self, path: str, model: nn.Module) -> None:
         self.path = path
-        self.patterns = dict(patterns)
-        self.records = records
-        self.watches = watches
         self._model = weakref.ref(model)
 
     def owned_name(self, tensor: Tensor) -> str | None:
@@ -49,6 +32,36 @@ class Region:
                 if owned.untyped_storage().data_ptr() == address:
                     return f"the {kind} {name!r}"
         return None
+
+
+class Region:
+    """A module inside which the tape listens, and the decisions for the ops that run in it.
+
+    ``records`` says that the ops inside are recorded, ``watches`` that what autograd saves inside is seen to.
+    ``patterns`` maps an op's name to what to drop at each of its calls in one forward pass of the model, in the order
+    of the calls, or to True where that is everything. Calls beyond the list are saved: the step took a way that the
+    plan has not seen, which costs memory, not correctness. ``num_calls`` is how many calls the plan expects, where it
+    tells.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        model: nn.Module,
+        patterns: Mapping[str, bool | tuple[DropPattern, ...]],
+        *,
+        num_calls: Mapping[str, int] | None = None,
+        records: bool = True,
+        watches: bool = True,
+    ) -> None:
+        self.path = path
+        self.place = Place(path, model)
+        self.patterns = dict(patterns)
+        self.num_calls = dict(num_calls or {})
+        self.records = records
+        self.watches = watches
+        # What the engine in C++ makes of the above, when it first gets here.
+        self.in_native_form: object = None
 
 
 def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
@@ -67,6 +80,7 @@ def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
             path,
             model,
             {op: _simplest([_pattern(outputs) for outputs in by_call.values()]) for op, by_call in calls[path].items()},
+            num_calls={op: len(by_call) for op, by_call in calls[path].items()},
             watches=path in watched,
         )
         for path in plan.regions

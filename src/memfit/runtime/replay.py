@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memfit.errors import StaleValueError
 from memfit.runtime.recipes import Recipe
+from memfit.runtime.regions import Place
 from memfit.runtime.values import DroppedUse, DroppedValue, HeldTensor, Source, tensor_with
 
 
@@ -19,7 +20,7 @@ def read(source: Source) -> Tensor:
     if type(source) is HeldTensor:
         tensor = source.tensor
         if source.version >= 0 and tensor._version != source.version:
-            raise StaleValueError(_stale_message(source))
+            raise stale_value_error(source.place, source.op_name, tensor, source.version)
         return tensor
     assert type(source) is DroppedUse
     value = source.value
@@ -90,14 +91,14 @@ def _autocast_device_types() -> tuple[str, ...]:
     return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
 
-def _stale_message(held: HeldTensor) -> str:
-    tensor = held.tensor
-    what = held.region.owned_name(tensor) or (
+def stale_value_error(place: Place, op_name: str | None, tensor: Tensor, version: int) -> StaleValueError:
+    """Return the error that ``tensor``, which had ``version`` when it was last read, was changed since."""
+    what = place.owned_name(tensor) or (
         f"a tensor of shape {tuple(tensor.shape)} and type {tensor.dtype} from outside the planned region"
     )
-    reader = f"{held.region.path}::{held.op_name}" if held.op_name else f"autograd in {held.region.path or 'the model'}"
-    return (
+    reader = f"{place.path}::{op_name}" if op_name else f"autograd in {place.path or 'the model'}"
+    return StaleValueError(
         f"{what} was changed between the forward and the backward pass "
-        f"(version {tensor._version}, was {held.version}), but {reader} still needs what it held. "
+        f"(version {tensor._version}, was {version}), but {reader} still needs what it held. "
         "Run backward before changing it, or change a clone of it."
     )

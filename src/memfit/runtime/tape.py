@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from memfit.runtime.call_arguments import covers_its_storage, first_tensor, is_repeatable, written_tensors
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.recipes import InPlaceRecipe, OverwriteRecipe, Recipe
+from memfit.runtime.region_walk import RegionWalk
 from memfit.runtime.regions import DropPattern, Region
 from memfit.runtime.replay import read
 from memfit.runtime.torch_internals import (
@@ -27,7 +27,6 @@ from memfit.runtime.torch_internals import (
     UnpackHook,
     detached_alias,
     detached_alias_below_autograd,
-    outer_saved_tensors_hooks,
 )
 from memfit.runtime.values import (
     DroppedUse,
@@ -44,56 +43,36 @@ from memfit.runtime.values import (
 
 _R = TypeVar("_R", bound=Recipe)
 _Draw = tuple[torch.Generator, Tensor]
-_NOTHING = nullcontext()
 
 
-class Tape(DispatchMode):
-    """Records the ops of one forward pass. `run` runs each region; `close` ends the pass."""
+class Tape(RegionWalk, DispatchMode):
+    """Records the ops of one forward pass, as a dispatch mode."""
 
     def __init__(self) -> None:
-        super().__init__()
+        DispatchMode.__init__(self)
+        RegionWalk.__init__(self, self._pack, self._unpack)
         self._token = object()
         self._lock = threading.RLock()
         self._dropping_notes: list[weakref.ref[StorageNote]] = []
         self._num_calls: dict[tuple[Region, str], int] = {}
         self._num_recipes = 0
-        self._region: Region | None = None
-        self._is_recording = False
-        self._is_watching = False
-        self._outer_hooks = outer_saved_tensors_hooks()
-        self._hooks = (self._pack, self._unpack)
-        self._watch = torch.autograd.graph.saved_tensors_hooks(*self._hooks)
 
-    def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run ``forward`` as part of ``region``, which may lie inside another: record there, or watch, or both.
-
-        Saved-tensor hooks that the model itself put around the region (torch.utils.checkpoint does) have the say there,
-        and the tape steps aside.
-        """
-        if outer_saved_tensors_hooks() != (self._hooks if self._is_watching else self._outer_hooks):
-            return forward(*args, **kwargs)
-        before = self._region, self._is_watching, self._is_recording
-        watches, records = region.watches and not self._is_watching, region.records and not self._is_recording
-        # What is only watched has no say in what the region around it records.
-        if region.records or self._region is None:
-            self._region = region
-        self._is_watching |= region.watches
-        self._is_recording |= region.records
-        try:
-            with self._watch if watches else _NOTHING, self if records else _NOTHING:
-                return forward(*args, **kwargs)
-        finally:
-            self._region, self._is_watching, self._is_recording = before
-
-    def close(self) -> None:
+    def close(self, *, is_complete: bool = True) -> None:
         """Forget how to replay what outlives the forward pass, such as the model's outputs: nobody will ask."""
         for reference in self._dropping_notes:
             note = reference()
             if note is not None:
                 note.dropped = None
         self._dropping_notes.clear()
-        # They refer to the tape in turn, and nobody should have to wait for the garbage collector.
-        del self._hooks, self._watch
+        super().close(is_complete=is_complete)
+
+    def _has_heard_what_was_planned(self) -> bool:
+        return all(
+            num_calls == region.num_calls.get(op, num_calls) for (region, op), num_calls in self._num_calls.items()
+        )
+
+    def _recording(self) -> AbstractContextManager[object]:
+        return self
 
     # What runs: every op of the region, below autograd and autocast.
 
@@ -226,14 +205,14 @@ class Tape(DispatchMode):
     def _source(self, tensor: Tensor, rule: OpRule) -> Source:
         assert self._region is not None
         if tensor.layout is not torch.strided:
-            return HeldTensor(tensor, self._region, rule.name)
+            return HeldTensor(tensor, self._region.place, rule.name)
         note = self._note(tensor.untyped_storage())
         if note.dropped is not None:
             dropped = note.content(tensor)
             if dropped is not None:
                 return DroppedUse(dropped, geometry_of(tensor))
         alias = tensor if _has_no_history(tensor) else detached_alias_below_autograd(tensor)
-        held = HeldTensor(alias, self._region, rule.name)
+        held = HeldTensor(alias, self._region.place, rule.name)
         note.held.append(weakref.ref(held))
         return held
 
@@ -273,7 +252,7 @@ class Tape(DispatchMode):
             return tensor if tensor.is_leaf else tensor.detach()
         assert self._region is not None
         # An op's own output refers to its autograd node, and the node is about to refer to what is returned here.
-        return HeldTensor(tensor if _has_no_history(tensor) else detached_alias(tensor), self._region, None)
+        return HeldTensor(tensor if _has_no_history(tensor) else detached_alias(tensor), self._region.place, None)
 
     def _unpack(self, packed: Any) -> Tensor:
         kind = type(packed)

@@ -51,6 +51,14 @@ def in_function_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def let_higher_order_operators_through(key_name: str) -> None:
+    """Let higher-order operators, which have a dispatcher of their own in Python, pass the dispatch key by."""
+    key = torch._C._dispatch_key_parse(key_name)
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for operator in torch._ops._higher_order_ops.values():
+        operator.fallthrough(key)
+
+
 def negated_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor over the same storage whose numbers are the negatives of ``tensor``'s."""
     return torch._neg_view(tensor)

@@ -22,7 +22,7 @@ from memfit.runtime.torch_internals import negated_view
 
 if TYPE_CHECKING:
     from memfit.runtime.recipes import Recipe
-    from memfit.runtime.regions import Region
+    from memfit.runtime.regions import Place
 
 
 # Where a tensor lies in its storage, and how its bits are to be read: size, stride, offset, dtype, is_conj, is_neg. A
@@ -61,16 +61,16 @@ def tensor_with(geometry: Geometry, base: Tensor) -> Tensor:
 class HeldTensor:
     """A tensor kept for the backward pass, with the version it had: it must not have changed when it is read.
 
-    ``region`` and ``op_name`` say, for an error message, who reads it (None: autograd itself).
+    ``place`` and ``op_name`` say, for an error message, who reads it (None: autograd itself).
     """
 
-    __slots__ = ("__weakref__", "op_name", "region", "tensor", "version")
+    __slots__ = ("__weakref__", "op_name", "place", "tensor", "version")
 
-    def __init__(self, tensor: Tensor, region: Region, op_name: str | None) -> None:
+    def __init__(self, tensor: Tensor, place: Place, op_name: str | None) -> None:
         self.tensor = tensor
         # An inference tensor has no version: autograd refuses to save it and nothing may write it in place.
         self.version = -1 if tensor.is_inference() else tensor._version
-        self.region = region
+        self.place = place
         self.op_name = op_name
 
     def replace(self, copy: Tensor) -> None:

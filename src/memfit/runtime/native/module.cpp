@@ -1,0 +1,146 @@
+// The engine in C++: the tape, its values, recipes and replays, by the same rules as in Python, at a tenth of the cost.
+//
+// A dispatch mode in Python hears an op for about 15 microseconds; a kernel at a dispatch key hears it for one or two.
+// Nothing is decided here. How an op is treated is asked of `op_rules.py`; what to drop is told by the plan's regions.
+// The files are named after the Python files that they stand for. `native_build.py` builds them, `native_tape.py` is
+// the other side of what is defined below.
+
+#include "tape.h"
+
+namespace memfit {
+
+// What autograd is handed in place of a tensor: a capsule with a `Source` in it.
+constexpr const char* PACKED = "memfit.packed";
+
+PyObject* packed(Source source) {
+  return PyCapsule_New(new Source(std::move(source)), PACKED,
+                       [](PyObject* capsule) { delete static_cast<Source*>(PyCapsule_GetPointer(capsule, PACKED)); });
+}
+
+PyObject* Tape::pack(PyObject* object) {
+  const auto& tensor = THPVariable_Unpack(object);
+  const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  if (type != THPVariableClass && type != python->parameter_class.ptr()) {
+    if (tensor.is_leaf()) return Py_NewRef(object);
+    return PyObject_CallMethod(object, "detach", nullptr);
+  }
+  forget_dead_storages();
+  if (is_strided(tensor)) {
+    intrusive_ptr<DroppedValue> dropped;
+    {
+      std::lock_guard lock(notes.mutex);
+      auto* note = notes.on(tensor);
+      if (note != nullptr && note->tape == number_) dropped = content(*note, tensor);
+    }
+    if (dropped) return packed(Source(std::move(dropped), Geometry(tensor)));
+  }
+  // An op's own output refers to its autograd node, and the node is about to refer to what is returned here.
+  auto alias = has_no_history(tensor) ? tensor : detached_alias(tensor);
+  return packed(Source(make_intrusive<HeldTensor>(std::move(alias), region, nullptr)));
+}
+
+PyObject* pack(PyObject* capsule, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  return static_cast<Tape*>(PyCapsule_GetPointer(capsule, nullptr))->pack(tensor);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
+  HANDLE_TH_ERRORS
+  if (!PyCapsule_IsValid(object, PACKED)) return Py_NewRef(object);
+  const auto& source = *static_cast<Source*>(PyCapsule_GetPointer(object, PACKED));
+  try {
+    Tensor tensor;
+    {
+      py::gil_scoped_release no_gil;
+      tensor = read(source);
+    }
+    return THPVariable_Wrap(tensor);
+  } catch (const StaleValue& stale) {
+    const auto& held = *stale.held;
+    auto tensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(held.tensor));
+    auto reader = held.reader == nullptr ? py::object(py::none()) : py::object(py::str(held.reader->name));
+    auto error = python->stale_value_error(held.region->place, reader, tensor, held.version);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+    return nullptr;
+  }
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef pack_method = {"pack", pack, METH_O, nullptr};
+PyMethodDef unpack_method = {"unpack", unpack, METH_O, nullptr};
+
+// One forward pass, as `native_tape.py` sees it.
+class ForwardPass {
+ public:
+  ForwardPass() : tape_(std::make_unique<Tape>()) {}
+
+  py::object pack_hook() {
+    auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(tape_.get(), nullptr, nullptr));
+    return py::reinterpret_steal<py::object>(PyCFunction_New(&pack_method, capsule.ptr()));
+  }
+  void go_into(intrusive_ptr<Region> region) { tape_->go_into(std::move(region)); }
+  bool has_heard_what_was_planned() const { return tape_->has_heard_what_was_planned(); }
+  void listen() {
+    listening_tape = tape_.get();
+    c10::impl::tls_set_dispatch_key_included(KEY, true);
+  }
+  void stop_listening() {
+    c10::impl::tls_set_dispatch_key_included(KEY, false);
+    listening_tape = nullptr;
+  }
+  void close() { tape_->close(); }
+
+ private:
+  std::unique_ptr<Tape> tape_;
+};
+
+Drop drop_from(const py::handle& told) {
+  if (py::isinstance<py::bool_>(told)) return Drop{told.cast<bool>(), {}};
+  return Drop{false, told.cast<std::vector<bool>>()};
+}
+
+intrusive_ptr<Region> region_from(py::object place, const py::dict& patterns, const py::dict& num_calls) {
+  auto region = make_intrusive<Region>();
+  region->place = std::move(place);
+  for (const auto& [name, told] : patterns) {
+    if (py::isinstance<py::bool_>(told) && !told.cast<bool>()) continue;
+    const auto number = op_rules.number_of(name.cast<std::string>());
+    if (number >= region->calls.size()) region->calls.resize(number + 1);
+    auto& calls = region->calls[number] = std::make_unique<Calls>();
+    if (num_calls.contains(name)) calls->num_expected = num_calls[name].cast<size_t>();
+    if (py::isinstance<py::bool_>(told)) {
+      calls->is_every = true;
+    } else {
+      for (const auto& drop : told) calls->drops.push_back(drop_from(drop));
+    }
+  }
+  return region;
+}
+
+}  // namespace memfit
+
+TORCH_LIBRARY_IMPL(_, Fake, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&memfit::hear>()); }
+
+PYBIND11_MODULE(MEMFIT_MODULE, module) {
+  using namespace memfit;
+  py::class_<Region, intrusive_ptr<Region>>(module, "Region").def(py::init(&region_from));
+  py::class_<ForwardPass>(module, "ForwardPass")
+      .def(py::init<>())
+      .def("pack_hook", &ForwardPass::pack_hook)
+      .def("go_into", &ForwardPass::go_into)
+      .def("has_heard_what_was_planned", &ForwardPass::has_heard_what_was_planned)
+      .def("listen", &ForwardPass::listen)
+      .def("stop_listening", &ForwardPass::stop_listening)
+      .def("close", &ForwardPass::close);
+  module.attr("unpack_hook") = py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_method, nullptr));
+  module.def("is_listening", [] { return listening_tape != nullptr; });
+  module.def("tell_of_copies", [](py::object listener) {
+    std::swap(python->copy_listener, listener);
+    return listener;
+  });
+  module.def(
+      "configure", [](py::object rule_of, py::object is_capturing, py::object stale_error, py::object parameter) {
+        python = new Python{std::move(rule_of), std::move(is_capturing), std::move(stale_error), std::move(parameter)};
+      });
+}

@@ -1,0 +1,354 @@
+// The tape of `tape.py`. Each function stands for the one of the same name there, where its rule is explained.
+
+#pragma once
+
+#include <ATen/ops/clone.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "call_arguments.h"
+#include "notes.h"
+#include "replay.h"
+
+namespace memfit {
+
+inline bool is_strided(const Tensor& tensor) { return tensor.defined() && tensor.layout() == at::kStrided; }
+
+inline bool has_no_history(const Tensor& tensor) {
+  return tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf());
+}
+
+// Shares the tensor's version counter, and is seen by no dispatch mode.
+inline Tensor detached_alias(const Tensor& tensor) {
+  using c10::DispatchKey;
+  c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
+  const auto* tensor_impl = tensor.unsafeGetTensorImpl();
+  return Tensor(tensor_impl->shallow_copy_and_detach(tensor_impl->version_counter(), false));
+}
+
+inline bool covers_its_storage(const Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() &&
+         static_cast<size_t>(tensor.numel()) * tensor.element_size() == tensor.storage().nbytes();
+}
+
+inline Tensor copy_of_storage(const Tensor& tensor) {
+  const auto num_elements = static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size());
+  return at::clone(strided_over(tensor, tensor.scalar_type(), {num_elements}, {1}, 0));
+}
+
+class Tape {
+ public:
+  Tape() : lock_(std::make_shared<std::recursive_mutex>()) {
+    static std::atomic<size_t> num_tapes{0};
+    number_ = ++num_tapes;
+  }
+
+  intrusive_ptr<Region> region;
+
+  void go_into(intrusive_ptr<Region> next);
+  void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
+  PyObject* pack(PyObject* object);
+  bool has_heard_what_was_planned() const;
+  void close();
+
+ private:
+  const Drop* next_drop(const OpRule& rule);
+  void run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
+                   const Drop& drop, std::vector<IValue> recipe_arguments);
+  void run_batch_norm(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
+                      const Drop* drop);
+  void run_writing_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
+                      const Drop* drop);
+  void before_write(const std::vector<Tensor>& written);
+  intrusive_ptr<Recipe> record(Recipe::Kind kind, const c10::OperatorHandle& op, const OpRule& rule,
+                               std::vector<IValue> arguments, std::optional<Draw> draw);
+  Source source(const Tensor& tensor, const OpRule& rule);
+  intrusive_ptr<DroppedValue> content(Note& note, const Tensor& tensor);
+  void drop(const Tensor& tensor, intrusive_ptr<DroppedValue> value, int64_t version);
+  void forget_dead_storages();
+
+  size_t number_;
+  std::shared_ptr<std::recursive_mutex> lock_;
+  size_t num_recipes_ = 0;
+  std::unordered_map<const Region*, intrusive_ptr<Region>> regions_;
+  std::unordered_map<const Calls*, size_t> num_calls_;
+  std::vector<std::pair<const c10::StorageImpl*, weak_intrusive_ptr<c10::StorageImpl>>> dropping_;
+  // What was found to hold something else by now, freed at the next occasion.
+  std::vector<intrusive_ptr<DroppedValue>> outdated_;
+};
+
+// Who hears the ops of this thread.
+inline thread_local Tape* listening_tape = nullptr;
+
+inline void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  // What the op itself calls is none of the tape's business.
+  c10::impl::ExcludeDispatchKeyGuard unheard(KEY);
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
+  // A thread of autograd's may have the key on, but nobody who listens.
+  if (listening_tape == nullptr || !listening_tape->region) {
+    op.redispatchBoxed(below, stack);
+  } else {
+    listening_tape->hear(op, below, stack);
+  }
+}
+
+inline void Tape::go_into(intrusive_ptr<Region> next) {
+  if (next) regions_.emplace(next.get(), next);
+  region = std::move(next);
+}
+
+inline bool Tape::has_heard_what_was_planned() const {
+  for (const auto& [address, visited] : regions_) {
+    for (const auto& calls : visited->calls) {
+      if (!calls || !calls->num_expected) continue;
+      const auto counted = num_calls_.find(calls.get());
+      if ((counted == num_calls_.end() ? 0 : counted->second) != *calls->num_expected) return false;
+    }
+  }
+  return true;
+}
+
+inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto& rule = op_rules.of(op);
+  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+  const auto* tensor = rule.treatment == Treatment::VIEW ? nullptr : first_tensor(arguments);
+  // Tensors without memory are how others trace what an op would do.
+  if (rule.treatment == Treatment::VIEW || (tensor != nullptr && tensor->is_meta())) {
+    op.redispatchBoxed(keys, stack);
+    return;
+  }
+  forget_dead_storages();
+  const auto* drop = next_drop(rule);
+  if (drop != nullptr && !(is_plain_call(arguments) && is_repeatable(rule, arguments))) drop = nullptr;
+  if (!rule.written.empty()) {
+    run_writing_op(op, keys, stack, rule, drop);
+  } else if (rule.batch_norm_arguments) {
+    run_batch_norm(op, keys, stack, rule, drop);
+  } else if (drop == nullptr) {
+    op.redispatchBoxed(keys, stack);
+  } else {
+    run_pure_op(op, keys, stack, rule, *drop, arguments.vec());
+  }
+}
+
+inline const Drop* Tape::next_drop(const OpRule& rule) {
+  static const Drop everything{true, {}};
+  const auto& of_ops = region->calls;
+  if (rule.number >= of_ops.size() || !of_ops[rule.number]) return nullptr;
+  const auto& calls = *of_ops[rule.number];
+  const auto call = num_calls_[&calls]++;
+  if (calls.is_every) return &everything;
+  return call < calls.drops.size() && calls.drops[call].is_any() ? &calls.drops[call] : nullptr;
+}
+
+inline void Tape::run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
+                              const Drop& drop_of_call, std::vector<IValue> recipe_arguments) {
+  auto draw = generator_and_state(rule, recipe_arguments);
+  op.redispatchBoxed(keys, stack);
+  auto recipe = record(Recipe::Kind::PURE, op, rule, std::move(recipe_arguments), std::move(draw));
+  const auto results = torch::jit::last(*stack, op.schema().returns().size());
+  const bool is_list = results.size() == 1 && results[0].isTensorList();
+  const auto outputs = is_list ? results[0].toListRef() : results;
+  for (size_t position = 0; position < outputs.size(); ++position) {
+    if (!drop_of_call[position] || !outputs[position].isTensor()) continue;
+    const auto& output = outputs[position].toTensor();
+    if (!is_strided(output)) continue;
+    {
+      std::lock_guard lock(notes.mutex);
+      // An op that hands back an argument has made nothing new. Every argument's storage has a note by now.
+      if (notes.on(output) != nullptr) continue;
+    }
+    drop(output, recipe->add_output(position, output), version_of(output));
+  }
+}
+
+inline void Tape::run_batch_norm(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
+                                 const OpRule& rule, const Drop* drop_of_call) {
+  auto recipe_arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
+  const auto [mean, variance, training] = *rule.batch_norm_arguments;
+  if (recipe_arguments[training].toBool()) {
+    std::vector<Tensor> written;
+    for (auto position : {mean, variance}) {
+      const auto& statistic = recipe_arguments[position];
+      if (statistic.isTensor() && statistic.toTensor().defined()) written.push_back(statistic.toTensor());
+      recipe_arguments[position] = IValue();
+    }
+    before_write(written);
+  }
+  if (drop_of_call == nullptr) {
+    op.redispatchBoxed(keys, stack);
+  } else {
+    run_pure_op(op, keys, stack, rule, *drop_of_call, std::move(recipe_arguments));
+  }
+}
+
+inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
+                                 const OpRule& rule, const Drop* drop_of_call) {
+  auto arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
+  std::vector<Tensor> written;
+  for (auto position : rule.written) {
+    any_tensor(at::ArrayRef<IValue>(arguments[position]), [&](const Slot&, const Tensor& tensor) {
+      written.push_back(tensor);
+      return false;
+    });
+  }
+  before_write(written);
+  intrusive_ptr<Recipe> recipe;
+  std::optional<Geometry> geometry;
+  int64_t version = 0;
+  if (drop_of_call != nullptr && !written.empty() && is_strided(written[0])) {
+    const auto& target = written[0];
+    version = version_of(target);
+    auto draw = generator_and_state(rule, arguments);
+    if (rule.treatment == Treatment::OVERWRITE && covers_its_storage(target)) {
+      geometry.emplace(target);
+      auto recipe_arguments = arguments;
+      recipe_arguments[0] = IValue();
+      recipe = record(Recipe::Kind::OVERWRITE, op, rule, std::move(recipe_arguments), std::move(draw));
+      recipe->geometry = geometry;
+      recipe->device = target.device();
+    } else if (rule.treatment == Treatment::IN_PLACE) {
+      intrusive_ptr<DroppedValue> before;
+      {
+        std::lock_guard lock(notes.mutex);
+        before = content(notes.written_by(number_, target), target);
+      }
+      // A content that is held anyway gains nothing from a recipe: a copy of it would have to be held.
+      if (before) {
+        geometry = before->geometry;
+        recipe = record(Recipe::Kind::IN_PLACE, op, rule, arguments, std::move(draw));
+      }
+    }
+  }
+  arguments.clear();
+  op.redispatchBoxed(keys, stack);
+  for (const auto& tensor : written) {
+    if (!is_strided(tensor)) continue;
+    std::lock_guard lock(notes.mutex);
+    auto* stale = notes.on(tensor);
+    if (stale != nullptr && stale->dropped) outdated_.push_back(std::move(stale->dropped));
+    if (stale != nullptr) stale->dropped.reset();
+  }
+  if (recipe) {
+    // Autograd counts the write after this call returns.
+    auto value = make_intrusive<DroppedValue>(recipe, *geometry);
+    recipe->outputs.emplace_back(0, value);
+    drop(written[0], std::move(value), version + 1);
+  }
+}
+
+// A dispatch mode does not see what is made while it handles an op itself.
+inline void tell_of(const Tensor& copy) {
+  py::gil_scoped_acquire gil;
+  if (!python->copy_listener.is_none())
+    python->copy_listener(py::reinterpret_steal<py::object>(THPVariable_Wrap(copy)));
+}
+
+inline void Tape::before_write(const std::vector<Tensor>& written) {
+  for (const auto& tensor : written) {
+    if (!is_strided(tensor)) continue;
+    std::vector<intrusive_ptr<HeldTensor>> holders;
+    {
+      std::lock_guard lock(notes.mutex);
+      auto* note = notes.on(tensor);
+      if (note == nullptr) continue;
+      for (const auto& reference : note->held) {
+        if (auto holder = reference.lock()) holders.push_back(std::move(holder));
+      }
+      note->held.clear();
+    }
+    if (holders.empty()) continue;
+    const auto copy = copy_of_storage(tensor);
+    tell_of(copy);
+    for (const auto& holder : holders) holder->replace(tensor_with(Geometry(holder->tensor), copy));
+  }
+}
+
+inline intrusive_ptr<Recipe> Tape::record(Recipe::Kind kind, const c10::OperatorHandle& op, const OpRule& rule,
+                                          std::vector<IValue> arguments, std::optional<Draw> draw) {
+  auto recipe = make_intrusive<Recipe>(++num_recipes_, lock_, kind, op);
+  any_tensor(arguments, [&](const Slot& slot, const Tensor& tensor) {
+    // A number that was made a tensor; nobody else has it.
+    if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) recipe->sources.emplace_back(slot, source(tensor, rule));
+    return false;
+  });
+  std::optional<size_t> copied;
+  for (const auto& [slot, source] : recipe->sources) {
+    auto& argument = arguments[slot.argument];
+    if (slot.item && copied != slot.argument) {
+      argument = with_own_list(argument);
+      copied = slot.argument;
+    }
+    put(Tensor(), argument, slot);
+  }
+  recipe->arguments = std::move(arguments);
+  if (draw) {
+    recipe->generator = std::move(draw->generator);
+    recipe->generator_state = std::move(draw->state);
+  }
+  return recipe;
+}
+
+inline Source Tape::source(const Tensor& tensor, const OpRule& rule) {
+  if (!is_strided(tensor)) return Source(make_intrusive<HeldTensor>(tensor, region, &rule));
+  {
+    std::lock_guard lock(notes.mutex);
+    if (auto dropped = content(notes.written_by(number_, tensor), tensor)) {
+      return Source(std::move(dropped), Geometry(tensor));
+    }
+  }
+  auto held = make_intrusive<HeldTensor>(has_no_history(tensor) ? tensor : detached_alias(tensor), region, &rule);
+  std::lock_guard lock(notes.mutex);
+  notes.written_by(number_, tensor).held.emplace_back(held);
+  return Source(std::move(held));
+}
+
+inline intrusive_ptr<DroppedValue> Tape::content(Note& note, const Tensor& tensor) {
+  if (note.dropped && version_of(tensor) != note.version) {
+    outdated_.push_back(std::move(note.dropped));
+    note.dropped.reset();
+  }
+  return note.dropped;
+}
+
+inline void Tape::drop(const Tensor& tensor, intrusive_ptr<DroppedValue> value, int64_t version) {
+  auto storage = tensor.storage().getWeakStorageImpl();
+  std::lock_guard lock(notes.mutex);
+  auto& note = notes.written_by(number_, tensor);
+  note.dropped.swap(value);
+  note.version = version;
+  if (value) outdated_.push_back(std::move(value));
+  dropping_.emplace_back(tensor.storage().unsafeGetStorageImpl(), std::move(storage));
+}
+
+inline void Tape::forget_dead_storages() {
+  std::vector<intrusive_ptr<DroppedValue>> outdated;
+  outdated.swap(outdated_);
+  const auto is_alive = [](const auto& entry) { return !entry.second.expired(); };
+  const auto dead = std::partition(dropping_.begin(), dropping_.end(), is_alive);
+  if (dead == dropping_.end()) return;
+  std::lock_guard lock(notes.mutex);
+  for (auto entry = dead; entry != dropping_.end(); ++entry) outdated.push_back(notes.let_go(entry->first, number_));
+  dropping_.erase(dead, dropping_.end());
+}
+
+inline void Tape::close() {
+  std::vector<intrusive_ptr<DroppedValue>> outdated;
+  outdated.swap(outdated_);
+  std::lock_guard lock(notes.mutex);
+  for (const auto& [storage, reference] : dropping_) outdated.push_back(notes.let_go(storage, number_));
+  dropping_.clear();
+  for (auto& dropped : notes.tidied()) outdated.push_back(std::move(dropped));
+  region.reset();
+}
+
+}  // namespace memfit

@@ -1,0 +1,36 @@
+// The names of torch and Python that all of this uses, and the one dispatch key.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/util/intrusive_ptr.h>
+#include <pybind11/pybind11.h>
+
+namespace memfit {
+
+namespace py = pybind11;
+
+using at::Tensor;
+using c10::intrusive_ptr;
+using c10::IValue;
+using c10::make_intrusive;
+using c10::weak_intrusive_ptr;
+using torch::jit::Stack;
+
+// Where ops are heard: below autograd and autocast. torch keeps this key for a mode that it does not have yet.
+constexpr auto KEY = c10::DispatchKey::Fake;
+
+// What Python is asked, set once by `configure`. Never freed: the interpreter may be gone before this library is.
+struct Python {
+  py::object rule_of;            // (name, overload) -> the op's rule
+  py::object is_capturing;       // () -> whether a CUDA graph is being captured
+  py::object stale_value_error;  // (place, op name or None, tensor, version it had) -> the error
+  py::object parameter_class;
+  py::object copy_listener = py::none();  // (copy), or None
+};
+inline Python* python = nullptr;
+
+}  // namespace memfit

@@ -1,0 +1,208 @@
+// The values and recipes of `values.py` and `recipes.py`.
+//
+// Who refers to whom is as there, except that nothing is attached to storages: `notes.h` has what is known of each.
+
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "regions.h"
+
+namespace memfit {
+
+struct Geometry {
+  c10::SmallVector<int64_t, 6> size;
+  c10::SmallVector<int64_t, 6> stride;
+  int64_t offset;
+  at::ScalarType dtype;
+  bool is_conj;
+  bool is_neg;
+
+  explicit Geometry(const Tensor& tensor)
+      : size(tensor.sizes().begin(), tensor.sizes().end()),
+        stride(tensor.strides().begin(), tensor.strides().end()),
+        offset(tensor.storage_offset()),
+        dtype(tensor.scalar_type()),
+        is_conj(tensor.is_conj()),
+        is_neg(tensor.is_neg()) {}
+};
+
+// A tensor over the memory of `base`, seen by no dispatch mode.
+inline Tensor strided_over(const Tensor& base, at::ScalarType dtype, at::IntArrayRef size, at::IntArrayRef stride,
+                           int64_t offset) {
+  auto keys = base.key_set().remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()), keys,
+                                                         c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset);
+  return tensor;
+}
+
+inline Tensor tensor_with(const Geometry& geometry, const Tensor& base) {
+  Tensor tensor = base;
+  if (base.scalar_type() != geometry.dtype || base.sizes() != at::IntArrayRef(geometry.size) ||
+      base.strides() != at::IntArrayRef(geometry.stride) || base.storage_offset() != geometry.offset) {
+    tensor = strided_over(base, geometry.dtype, geometry.size, geometry.stride, geometry.offset);
+  }
+  if (geometry.is_conj != tensor.is_conj()) tensor = at::_conj(tensor);
+  if (geometry.is_neg != tensor.is_neg()) tensor = at::_neg_view(tensor);
+  return tensor;
+}
+
+inline Tensor empty_with(const Geometry& geometry, at::Device device) {
+  return at::empty_strided(geometry.size, geometry.stride, at::TensorOptions().dtype(geometry.dtype).device(device));
+}
+
+inline int64_t version_of(const Tensor& tensor) { return tensor.is_inference() ? -1 : tensor._version(); }
+
+struct HeldTensor : c10::intrusive_ptr_target {
+  Tensor tensor;
+  int64_t version;
+  intrusive_ptr<Region> region;
+  const OpRule* reader;  // nullptr: autograd itself
+
+  HeldTensor(Tensor held, intrusive_ptr<Region> in, const OpRule* by)
+      : tensor(std::move(held)), version(version_of(tensor)), region(std::move(in)), reader(by) {}
+
+  void replace(Tensor copy) {
+    version = version_of(copy);
+    tensor = std::move(copy);
+  }
+
+  // Weak references keep the object, and must not keep what it holds.
+  void release_resources() override {
+    tensor.reset();
+    region.reset();
+  }
+};
+
+// Thrown where no Python error can be raised yet.
+struct StaleValue {
+  intrusive_ptr<HeldTensor> held;
+};
+
+struct Recipe;
+
+struct DroppedValue : c10::intrusive_ptr_target {
+  intrusive_ptr<Recipe> recipe;
+  Tensor tensor;
+  Geometry geometry;
+  size_t num_uses = 0;
+
+  DroppedValue(intrusive_ptr<Recipe> from, Geometry as);
+  ~DroppedValue() override;
+  void fill(Tensor replayed);
+  void release_resources() override;
+};
+
+// A `HeldTensor` or a `DroppedUse`.
+struct Source {
+  intrusive_ptr<HeldTensor> held;
+  intrusive_ptr<DroppedValue> value;
+  std::optional<Geometry> geometry;
+
+  explicit Source(intrusive_ptr<HeldTensor> tensor) : held(std::move(tensor)) {}
+  Source(intrusive_ptr<DroppedValue> dropped, Geometry as) : value(std::move(dropped)), geometry(std::move(as)) {
+    ++value->num_uses;
+  }
+};
+
+// Where a source belongs among an op's arguments, and where in the list if the argument is one.
+struct Slot {
+  size_t argument;
+  std::optional<size_t> item;
+};
+
+// Returns a list like ``argument``'s that nobody else has.
+inline IValue with_own_list(const IValue& argument) {
+  return argument.isTensorList() ? IValue(argument.toTensorList().copy()) : IValue(argument.toList().copy());
+}
+
+// Puts ``tensor``, or nothing if it is not defined, in its place: into the argument, or into the list that it is.
+inline void put(Tensor tensor, IValue& argument, const Slot& slot) {
+  if (!slot.item) {
+    argument = tensor.defined() ? IValue(std::move(tensor)) : IValue();
+  } else if (argument.isTensorList()) {
+    argument.toTensorList().set(*slot.item, std::move(tensor));
+  } else {
+    argument.toList().set(*slot.item, tensor.defined() ? IValue(std::move(tensor)) : IValue());
+  }
+}
+
+struct Recipe : c10::intrusive_ptr_target {
+  enum class Kind { PURE, IN_PLACE, OVERWRITE };
+
+  size_t number;
+  std::shared_ptr<std::recursive_mutex> lock;
+  Kind kind;
+  c10::OperatorHandle op;
+  std::vector<IValue> arguments;  // with nothing in place of the tensors
+  std::vector<std::pair<Slot, Source>> sources;
+  std::vector<std::pair<size_t, weak_intrusive_ptr<DroppedValue>>> outputs;
+  std::optional<at::Generator> generator;
+  Tensor generator_state;
+  // Of OVERWRITE.
+  std::optional<Geometry> geometry;
+  std::optional<at::Device> device;
+
+  Recipe(size_t recipe_number, std::shared_ptr<std::recursive_mutex> tape_lock, Kind of, c10::OperatorHandle call)
+      : number(recipe_number), lock(std::move(tape_lock)), kind(of), op(call) {}
+  ~Recipe() override;
+
+  intrusive_ptr<DroppedValue> add_output(size_t position, const Tensor& output) {
+    auto self = intrusive_ptr<Recipe>::reclaim_copy(this);
+    auto value = make_intrusive<DroppedValue>(std::move(self), Geometry(output));
+    outputs.emplace_back(position, value);
+    return value;
+  }
+
+  void run();
+
+ private:
+  Stack arguments_with_tensors() const;
+  Stack call();
+};
+
+// Frees what recipes refer to, one after the other: a chain of a thousand of them would overflow the stack.
+inline void let_go(std::vector<std::pair<Slot, Source>> sources) {
+  thread_local std::vector<std::vector<std::pair<Slot, Source>>> waiting;
+  thread_local bool is_at_it = false;
+  waiting.push_back(std::move(sources));
+  if (is_at_it) return;
+  is_at_it = true;
+  while (!waiting.empty()) {
+    auto next = std::move(waiting.back());
+    waiting.pop_back();
+    next.clear();
+  }
+  is_at_it = false;
+}
+
+inline Recipe::~Recipe() { let_go(std::move(sources)); }
+
+inline DroppedValue::DroppedValue(intrusive_ptr<Recipe> from, Geometry as)
+    : recipe(std::move(from)), geometry(std::move(as)) {}
+inline DroppedValue::~DroppedValue() = default;
+
+inline void DroppedValue::release_resources() {
+  recipe.reset();
+  tensor.reset();
+}
+
+inline void DroppedValue::fill(Tensor replayed) {
+  if (replayed.strides() != at::IntArrayRef(geometry.stride) || replayed.storage_offset() != geometry.offset) {
+    replayed = empty_with(geometry, replayed.device()).copy_(replayed);
+  }
+  tensor = std::move(replayed);
+  recipe.reset();
+}
+
+}  // namespace memfit

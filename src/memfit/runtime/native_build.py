@@ -1,0 +1,102 @@
+"""Builds the C++ part of the engine for the torch at hand, once, and loads it.
+
+Where it cannot be built (no compiler, another platform), the engine of `tape.py` does the same in Python, and slower.
+``MEMFIT_NATIVE=0`` asks for that; ``MEMFIT_CACHE`` says where to keep what was built.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_SOURCES = Path(__file__).with_name("native")
+_MODULE = "memfit_native_tape"
+
+
+@functools.cache
+def native_module() -> Any:
+    """Return the built and loaded module, or None where there is none. The first call on a machine builds it."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if os.environ.get("MEMFIT_NATIVE") == "0" or sys.platform != "linux" or compiler is None:
+        return None
+    try:
+        return _loaded(_built(compiler))
+    except (OSError, ImportError, RuntimeError) as error:
+        warnings.warn(
+            f"the C++ part of memfit could not be built with {compiler} ({error}); the engine in Python does the same, "
+            "for more time on each op. MEMFIT_NATIVE=0 asks for that one",
+            stacklevel=2,
+        )
+        return None
+
+
+def _built(compiler: str) -> Path:
+    """Return the library, which is built where this source was not yet, for this torch and this Python."""
+    command = _command(compiler)
+    sources = [path.read_text() for path in sorted(_SOURCES.iterdir()) if path.is_file()]
+    torch_build = f"{torch.__version__} {torch.version.git_version}"
+    ingredients = "\n".join([*sources, torch_build, sys.version, *command])
+    folder = _cache_folder()
+    library = folder / f"{_MODULE}-{hashlib.sha256(ingredients.encode()).hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{library.name}.lock").open("w") as lock:
+        # Of many processes that start at once, one builds and the others wait.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                result = Path(scratch) / library.name
+                run = subprocess.run([*command, "-o", str(result)], capture_output=True, text=True, check=False)
+                if run.returncode != 0:
+                    raise RuntimeError(_first_error(run.stderr))
+                result.replace(library)
+    return library
+
+
+def _command(compiler: str) -> list[str]:
+    torch_folder = Path(torch.__file__).parent
+    includes = (torch_folder / "include", Path(sysconfig.get_paths()["include"]))
+    return [
+        compiler,
+        *("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w"),
+        f"-DMEMFIT_MODULE={_MODULE}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        *(f"-I{folder}" for folder in includes),
+        str(_SOURCES / "module.cpp"),
+        f"-L{torch_folder / 'lib'}",
+        *("-lc10", "-ltorch_cpu", "-ltorch_python"),
+    ]
+
+
+def _cache_folder() -> Path:
+    told = os.environ.get("MEMFIT_CACHE")
+    return Path(told) if told else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memfit"
+
+
+def _first_error(output: str) -> str:
+    lines = output.splitlines()
+    return next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+
+
+def _loaded(library: Path) -> Any:
+    loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(library))
+    spec = importlib.util.spec_from_file_location(_MODULE, library, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module

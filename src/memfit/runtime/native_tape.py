@@ -1,0 +1,153 @@
+"""The tape in C++ (``native_tape.cpp``), as the rest of the engine sees it, and the choice between the two tapes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.runtime.native_build import native_module
+from memfit.runtime.op_rules import Treatment, rule_for
+from memfit.runtime.region_walk import RegionWalk
+from memfit.runtime.regions import Region
+from memfit.runtime.replay import stale_value_error
+from memfit.runtime.tape import Tape
+from memfit.runtime.torch_internals import let_higher_order_operators_through, outer_saved_tensors_hooks
+
+_TREATMENTS = list(Treatment)
+_KEY = "Fake"
+
+
+def new_tape() -> RegionWalk:
+    """Return a tape for one forward pass: the one in C++, unless there is none or somebody else listens already."""
+    native = _configured_module()
+    # Saved-tensor hooks around the model want their share of what is kept, and only the tape in Python gives it.
+    if native is None or outer_saved_tensors_hooks() is not None or native.is_listening():
+        return Tape()
+    return NativeTape(native)
+
+
+class TapeChoice:
+    """Makes the tapes for the forward passes of one plan: in C++, unless only Python hears what the plan expects.
+
+    Profiles are recorded by a dispatch mode, and a few composite ops of torch take other ways where one is at work: the
+    attention of CPUs, with a mask, does. Then the calls are counted otherwise than in the profile, and some values are
+    dropped in place of others: right gradients, but another peak. So the first pass is checked, and if it differs the
+    second, with the tape in Python, whether that agrees.
+    """
+
+    def __init__(self) -> None:
+        self._make: Callable[[], RegionWalk] = new_tape
+        self._judge: Callable[[bool], None] | None = self._judge_native
+
+    def __call__(self) -> RegionWalk:
+        """Return a tape for the next pass."""
+        tape = self._make()
+        # Where there is no choice, there is nothing to judge.
+        if isinstance(tape, NativeTape) or self._make is Tape:
+            tape.report = self._judge
+        return tape
+
+    def _judge_native(self, heard_what_was_planned: bool) -> None:
+        self._judge = None
+        if not heard_what_was_planned:
+            self._make, self._judge = Tape, self._judge_python
+
+    def _judge_python(self, heard_what_was_planned: bool) -> None:
+        self._judge = None
+        if not heard_what_was_planned:
+            self._make = new_tape
+
+
+@contextmanager
+def copies_told_to(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Tell ``listener`` of the copies that the tape in C++ makes of what is about to be written."""
+    native = _configured_module()
+    if native is None:
+        yield
+        return
+    before = native.tell_of_copies(listener)
+    try:
+        yield
+    finally:
+        native.tell_of_copies(before)
+
+
+def engine_name() -> str:
+    """Return which engine runs plans here: "C++" or "Python"."""
+    return "Python" if _configured_module() is None else "C++"
+
+
+class NativeTape(RegionWalk):
+    """Records the ops of one forward pass in C++."""
+
+    def __init__(self, native: Any) -> None:
+        self._pass = native.ForwardPass()
+        self._native = native
+        super().__init__(self._pass.pack_hook(), native.unpack_hook)
+        self._ears = _Ears(self._pass)
+
+    def close(self, *, is_complete: bool = True) -> None:
+        """Forget how to replay what outlives the forward pass, such as the model's outputs: nobody will ask."""
+        super().close(is_complete=is_complete)
+        self._pass.close()
+
+    def _has_heard_what_was_planned(self) -> bool:
+        return bool(self._pass.has_heard_what_was_planned())
+
+    def _recording(self) -> AbstractContextManager[object]:
+        return self._ears
+
+    def _go_into(self, region: Region | None) -> None:
+        super()._go_into(region)
+        if region is None:
+            self._pass.go_into(None)
+            return
+        if region.in_native_form is None:
+            region.in_native_form = self._native.Region(region.place, region.patterns, region.num_calls)
+        self._pass.go_into(region.in_native_form)
+
+
+class _Ears:
+    """Hears the ops of this thread inside a ``with``."""
+
+    __slots__ = ("_pass",)
+
+    def __init__(self, forward_pass: Any) -> None:
+        self._pass = forward_pass
+
+    def __enter__(self) -> None:
+        self._pass.listen()
+
+    def __exit__(self, *error: object) -> None:
+        self._pass.stop_listening()
+
+
+@functools.cache
+def _configured_module() -> Any:
+    native = native_module()
+    if native is not None:
+        native.configure(_rule_of, torch.cuda.is_current_stream_capturing, stale_value_error, nn.Parameter)
+        let_higher_order_operators_through(_KEY)
+    return native
+
+
+def _rule_of(name: str, overload: str) -> tuple[Any, ...]:
+    """Return the rule of the op, in the form that C++ reads: arguments by their place in the schema."""
+    namespace, _, short_name = name.partition("::")
+    op = getattr(getattr(getattr(torch.ops, namespace), short_name), overload or "default")
+    rule = rule_for(op)
+    places = {argument.name: place for place, argument in enumerate(op._schema.arguments)}
+    return (
+        rule.name,
+        _TREATMENTS.index(rule.treatment),
+        [places[argument] if isinstance(argument, str) else argument for argument in rule.written],
+        rule.draws_random,
+        rule.deterministic_on_cuda,
+        rule.dropout_argument,
+        rule.batch_norm_arguments,
+    )

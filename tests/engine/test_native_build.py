@@ -1,0 +1,174 @@
+"""Building the engine in C++, doing without it, and which of the two tapes a plan runs by."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import memfit
+from memfit.runtime import native_build
+from memfit.runtime.native_build import native_module
+from memfit.runtime.native_tape import NativeTape, TapeChoice, new_tape
+from memfit.runtime.region_walk import RegionWalk
+from memfit.runtime.regions import Region
+from memfit.runtime.tape import Tape
+
+
+@pytest.fixture
+def unknown_module() -> Iterator[None]:
+    """As in a process that has not asked for the module yet."""
+    native_module.cache_clear()
+    yield
+    native_module.cache_clear()
+
+
+def test_it_is_built_once_and_found_again(
+    unknown_module: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def compiling(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        Path(command[command.index("-o") + 1]).write_bytes(b"a library")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setenv("MEMFIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(native_build.subprocess, "run", compiling)
+    monkeypatch.setattr(native_build, "_loaded", Path.read_bytes)
+    assert native_module() == b"a library"
+    native_module.cache_clear()
+    assert native_module() == b"a library"
+    assert len(commands) == 1
+    # Another torch wants another library.
+    native_module.cache_clear()
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    assert native_module() == b"a library"
+    assert len(commands) == 2
+
+
+def test_what_does_not_compile_is_told_and_done_without(
+    unknown_module: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "broken-c++"
+    compiler.write_text("#!/bin/sh\necho 'tape.h:1: error: no such thing' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("MEMFIT_CACHE", str(tmp_path))
+    with pytest.warns(UserWarning, match=r"could not be built with .*broken-c\+\+ \(tape\.h:1: error: no such thing\)"):
+        assert native_module() is None
+    assert not list(tmp_path.glob("*.so"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("MEMFIT_NATIVE", "0"), ("CXX", "no-such-compiler")])
+def test_it_is_done_without_where_asked_or_without_a_compiler(
+    name: str, value: str, unknown_module: None, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert native_module() is None
+    assert not recwarn.list
+
+
+def test_hooks_around_the_model_are_served_by_the_tape_in_python() -> None:
+    assert isinstance(new_tape(), NativeTape)
+    with torch.autograd.graph.save_on_cpu():
+        assert isinstance(new_tape(), Tape)
+    assert isinstance(new_tape(), NativeTape)
+
+
+def test_where_somebody_listens_already_the_tape_is_in_python() -> None:
+    kinds: list[type] = []
+    tape = new_tape()
+    tape.run(Region("", nn.Identity(), {}, watches=False), lambda: kinds.append(type(new_tape())), (), {})
+    tape.close()
+    assert kinds == [Tape]
+
+
+def pass_with(choice: TapeChoice, num_calls: int, *, fails: bool = False) -> type[RegionWalk]:
+    """Run a pass in which GELU is called ``num_calls`` times, where two calls were planned; return the tape's type."""
+    region = Region("", nn.Identity(), {"aten.gelu": (True, False)}, num_calls={"aten.gelu": 2})
+    tape = choice()
+    x = torch.ones(3, requires_grad=True)
+    tape.run(region, lambda: [nn.functional.gelu(x) for _ in range(num_calls)], (), {})
+    tape.close(is_complete=not fails)
+    return type(tape)
+
+
+def test_a_plan_whose_ops_are_called_as_profiled_stays_with_the_tape_in_cpp() -> None:
+    choice = TapeChoice()
+    assert [pass_with(choice, num_calls) for num_calls in (2, 3, 1, 2)] == [NativeTape] * 4
+
+
+def test_a_plan_that_only_python_hears_as_profiled_is_run_by_python() -> None:
+    choice = TapeChoice()
+    assert [pass_with(choice, num_calls) for num_calls in (3, 2, 2, 5)] == [NativeTape, Tape, Tape, Tape]
+
+
+def test_a_plan_that_nobody_hears_as_profiled_is_run_in_cpp() -> None:
+    choice = TapeChoice()
+    assert [pass_with(choice, num_calls) for num_calls in (3, 3, 2, 1)] == [NativeTape, Tape, NativeTape, NativeTape]
+
+
+def test_passes_that_an_exception_ended_say_nothing() -> None:
+    choice = TapeChoice()
+    assert pass_with(choice, 1, fails=True) is NativeTape
+    assert [pass_with(choice, num_calls) for num_calls in (2, 3)] == [NativeTape] * 2
+
+
+class MaskedAttention(nn.Module):
+    """On the CPU, with a mask that is trained, attention adds it in place, unless a dispatch mode is at work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=self.mask).exp()
+
+
+def test_composite_ops_that_take_another_way_keep_gradients_and_end_up_with_python() -> None:
+    torch.manual_seed(0)
+    model = MaskedAttention()
+    x = torch.randn(2, 1, 4, 8, requires_grad=True)
+    profile = memfit.profile(model, x, loss=lambda output: output.sum())
+    plan = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=["*"])
+    model(x).sum().backward()
+    assert x.grad is not None
+    assert model.mask.grad is not None
+    expected = [x.grad.clone(), model.mask.grad.clone()]
+    tapes: list[type] = []
+    choice = TapeChoice()
+
+    def made() -> RegionWalk:
+        tape = choice()
+        tapes.append(type(tape))
+        return tape
+
+    with memfit.runtime.apply.Applied(model, plan, made):
+        for _ in range(3):
+            x.grad = model.mask.grad = None
+            model(x).sum().backward()
+            assert torch.equal(x.grad, expected[0])
+            assert torch.equal(model.mask.grad, expected[1])
+    assert tapes == [NativeTape, Tape, Tape]
+
+
+def test_a_chain_of_dropped_values_of_any_length_is_let_go() -> None:
+    """One after the other: freeing each from within the one before would overflow the stack."""
+    x = torch.ones(1, requires_grad=True)
+    tape = new_tape()
+
+    def forward() -> Tensor:
+        y = x
+        for _ in range(50_000):
+            y = y.neg()
+        return y * y
+
+    result = tape.run(Region("", nn.Identity(), {"aten.neg": True}), forward, (), {})
+    tape.close()
+    del result
