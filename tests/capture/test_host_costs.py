@@ -23,10 +23,10 @@ COSTS = HostCosts(
 def test_everything_that_the_engine_does_takes_some_time() -> None:
     costs = measured_host_costs(1.0, 2.0)
     assert (costs.forward, costs.backward) == (1.0, 2.0)
-    # A microsecond is less than Python needs for any of it, a millisecond more than for all of it.
+    # A tenth of a microsecond is less than an op needs to be heard, a millisecond more than all of it needs.
     for seconds in astuple(costs)[2:-1]:
         assert 0 <= seconds < 1e-3
-    assert costs.recorded_op > 1e-6
+    assert costs.recorded_op > 1e-7
 
 
 @pytest.mark.parametrize(("factor", "fitted_factor"), [(2.0, 2.0), (0.1, 1.0), (100.0, 5.0)])

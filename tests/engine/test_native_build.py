@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import memfit
 from memfit.runtime import native_build
+from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.native_build import native_module
 from memfit.runtime.native_tape import NativeTape, TapeChoice, new_tape
-from memfit.runtime.region_walk import RegionWalk
 from memfit.runtime.regions import Region
 from memfit.runtime.tape import Tape
 
@@ -89,7 +89,7 @@ def test_where_somebody_listens_already_the_tape_is_in_python() -> None:
     assert kinds == [Tape]
 
 
-def pass_with(choice: TapeChoice, num_calls: int, *, fails: bool = False) -> type[RegionWalk]:
+def pass_with(choice: TapeChoice, num_calls: int, *, fails: bool = False) -> type[ForwardPass]:
     """Run a pass in which GELU is called ``num_calls`` times, where two calls were planned; return the tape's type."""
     region = Region("", nn.Identity(), {"aten.gelu": (True, False)}, num_calls={"aten.gelu": 2})
     tape = choice()
@@ -144,7 +144,7 @@ def test_composite_ops_that_take_another_way_keep_gradients_and_end_up_with_pyth
     tapes: list[type] = []
     choice = TapeChoice()
 
-    def made() -> RegionWalk:
+    def made() -> ForwardPass:
         tape = choice()
         tapes.append(type(tape))
         return tape

@@ -82,6 +82,9 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         if profile.host is None or not recording_all.regions:
             return profile
         plain, listening = timed_in_turns(step, device, state, lambda: Applied(step.model, recording_all, TapeChoice()))
+        profile = replace(
+            profile, host=replace(profile.host, forward=plain.forward_launched, backward=plain.backward_launched)
+        )
         fitted = fitted_host_costs(
             profile,
             recording_all,

@@ -24,9 +24,9 @@ _FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 4, 20
 
 
 class StepAlone(NamedTuple):
-    """The seconds to launch the forward pass and the rest of the step, at best, and until all of it was done.
+    """The seconds to launch the forward pass and the rest of the step, and until all of it was done: usual ones.
 
-    What disturbs the host only ever makes launching slower, so that the least of several runs says most.
+    A host that shares its machine launches at its best now and then only, and steps in a row take what is usual.
     """
 
     forward_launched: float
@@ -55,7 +55,7 @@ def timed_alone(step: TrainingStep, device: torch.device, state: KeptState) -> S
             del held
             wait_for(device)
             timings.append(StepAlone(forward_end - begin, launched - forward_end, time.perf_counter() - begin))
-    return _best_of(timings)
+    return _median_of(timings)
 
 
 def timed_in_turns(
@@ -70,7 +70,7 @@ def timed_in_turns(
             with state.kept():
                 step.run()
             other.append(timed_alone(step, device, state))
-    return _best_of(plain), _best_of(other)
+    return _median_of(plain), _median_of(other)
 
 
 def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, alone: StepAlone) -> float:
@@ -88,9 +88,9 @@ def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, a
     return max(seconds - alone.seconds, 0.0) / (num_steps - 1)
 
 
-def _best_of(timings: Sequence[StepAlone]) -> StepAlone:
+def _median_of(timings: Sequence[StepAlone]) -> StepAlone:
     return StepAlone(
-        min(timing.forward_launched for timing in timings),
-        min(timing.backward_launched for timing in timings),
+        median(timing.forward_launched for timing in timings),
+        median(timing.backward_launched for timing in timings),
         median(timing.seconds for timing in timings),
     )

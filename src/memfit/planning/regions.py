@@ -15,15 +15,16 @@ from typing import NamedTuple
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase
 from memfit.graph.names import is_within
 
-# Where they were not measured: about what `capture.host_costs` finds on an AMD EPYC. Only their ratios matter then.
+# Where they were not measured: about what `capture.host_costs` finds on an AMD EPYC, with the engine in C++. Only their
+# ratios matter then.
 USUAL_COSTS = HostCosts(
     forward=0.0,
     backward=0.0,
-    recorded_op=13e-6,
-    dropped_op=9e-6,
-    entry=8e-6,
-    watched_save=4.5e-6,
-    replayed_op=10e-6,
+    recorded_op=1e-6,
+    dropped_op=1e-6,
+    entry=4.7e-6,
+    watched_save=2e-6,
+    replayed_op=2e-6,
 )
 
 

@@ -15,9 +15,9 @@ from torch import nn
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.plan import Plan
 from memfit.runtime.fingerprint import fingerprint_of
+from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, wrap_forward
 from memfit.runtime.native_tape import TapeChoice
-from memfit.runtime.region_walk import RegionWalk
 from memfit.runtime.regions import Region, regions_of
 from memfit.runtime.torch_internals import in_function_transform, outer_saved_tensors_hooks
 
@@ -37,7 +37,7 @@ def apply(model: nn.Module, plan: Plan) -> Applied:
 class Applied:
     """A plan at work on a model. A context manager too: leaving it removes the plan."""
 
-    def __init__(self, model: nn.Module, plan: Plan, new_tape: Callable[[], RegionWalk]) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, new_tape: Callable[[], ForwardPass]) -> None:
         self.model = model
         self.plan = plan
         self._passes = _ForwardPasses(new_tape)
@@ -70,13 +70,13 @@ class Applied:
 class _ForwardPasses:
     """The forward passes under way, one in each thread, each with its tape."""
 
-    def __init__(self, new_tape: Callable[[], RegionWalk]) -> None:
+    def __init__(self, new_tape: Callable[[], ForwardPass]) -> None:
         self._new_tape = new_tape
         self._in_thread = threading.local()
 
     @contextmanager
-    def _pass(self) -> Iterator[RegionWalk]:
-        tape: RegionWalk | None = getattr(self._in_thread, "tape", None)
+    def _pass(self) -> Iterator[ForwardPass]:
+        tape: ForwardPass | None = getattr(self._in_thread, "tape", None)
         if tape is not None:
             yield tape
             return
@@ -99,7 +99,7 @@ class _ForwardPasses:
         def run_region(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not torch.is_grad_enabled() or in_function_transform():
                 return forward(*args, **kwargs)
-            tape: RegionWalk | None = getattr(self._in_thread, "tape", None)
+            tape: ForwardPass | None = getattr(self._in_thread, "tape", None)
             if tape is not None:
                 return tape.run(region, forward, args, kwargs)
             if region.path and outer_saved_tensors_hooks() is not None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.native_build import native_module
 from memfit.runtime.op_rules import Treatment, rule_for
-from memfit.runtime.region_walk import RegionWalk
 from memfit.runtime.regions import Region
 from memfit.runtime.replay import stale_value_error
 from memfit.runtime.tape import Tape
@@ -22,7 +22,7 @@ _TREATMENTS = list(Treatment)
 _KEY = "Fake"
 
 
-def new_tape() -> RegionWalk:
+def new_tape() -> ForwardPass:
     """Return a tape for one forward pass: the one in C++, unless there is none or somebody else listens already."""
     native = _configured_module()
     # Saved-tensor hooks around the model want their share of what is kept, and only the tape in Python gives it.
@@ -41,10 +41,10 @@ class TapeChoice:
     """
 
     def __init__(self) -> None:
-        self._make: Callable[[], RegionWalk] = new_tape
+        self._make: Callable[[], ForwardPass] = new_tape
         self._judge: Callable[[bool], None] | None = self._judge_native
 
-    def __call__(self) -> RegionWalk:
+    def __call__(self) -> ForwardPass:
         """Return a tape for the next pass."""
         tape = self._make()
         # Where there is no choice, there is nothing to judge.
@@ -82,49 +82,27 @@ def engine_name() -> str:
     return "Python" if _configured_module() is None else "C++"
 
 
-class NativeTape(RegionWalk):
+class NativeTape:
     """Records the ops of one forward pass in C++."""
 
     def __init__(self, native: Any) -> None:
-        self._pass = native.ForwardPass()
+        self.report: Callable[[bool], None] | None = None
         self._native = native
-        super().__init__(self._pass.pack_hook(), native.unpack_hook)
-        self._ears = _Ears(self._pass)
+        self._pass = native.ForwardPass()
+
+    def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run ``forward`` as part of ``region``."""
+        if region.in_native_form is None:
+            region.in_native_form = self._native.Region(
+                region.place, region.patterns, region.num_calls, region.records, region.watches
+            )
+        return self._pass.run(region.in_native_form, forward, args, kwargs)
 
     def close(self, *, is_complete: bool = True) -> None:
-        """Forget how to replay what outlives the forward pass, such as the model's outputs: nobody will ask."""
-        super().close(is_complete=is_complete)
+        """End the pass, and forget how to replay what outlives it, such as the model's outputs: nobody will ask."""
+        if is_complete and self.report is not None:
+            self.report(self._pass.has_heard_what_was_planned())
         self._pass.close()
-
-    def _has_heard_what_was_planned(self) -> bool:
-        return bool(self._pass.has_heard_what_was_planned())
-
-    def _recording(self) -> AbstractContextManager[object]:
-        return self._ears
-
-    def _go_into(self, region: Region | None) -> None:
-        super()._go_into(region)
-        if region is None:
-            self._pass.go_into(None)
-            return
-        if region.in_native_form is None:
-            region.in_native_form = self._native.Region(region.place, region.patterns, region.num_calls)
-        self._pass.go_into(region.in_native_form)
-
-
-class _Ears:
-    """Hears the ops of this thread inside a ``with``."""
-
-    __slots__ = ("_pass",)
-
-    def __init__(self, forward_pass: Any) -> None:
-        self._pass = forward_pass
-
-    def __enter__(self) -> None:
-        self._pass.listen()
-
-    def __exit__(self, *error: object) -> None:
-        self._pass.stop_listening()
 
 
 @functools.cache

@@ -17,13 +17,11 @@ _NOTHING = nullcontext()
 class RegionWalk:
     """The regions of one forward pass under way. `run` runs each region; `close` ends the pass.
 
-    ``pack`` and ``unpack`` are called for what autograd saves in watched regions. Tapes say how ops are heard
-    (`_recording`), and may want to know which region is gone into (`_go_into`).
+    ``pack`` and ``unpack`` are called for what autograd saves in watched regions. The tape says how ops are heard.
     """
 
     def __init__(self, pack: PackHook, unpack: UnpackHook) -> None:
         self.report: Callable[[bool], None] | None = None
-        """Told, after a whole pass, whether the ops were called as often as the plan expects."""
         self._region: Region | None = None
         self._is_recording = False
         self._is_watching = False
@@ -43,16 +41,14 @@ class RegionWalk:
         watches, records = region.watches and not self._is_watching, region.records and not self._is_recording
         # What is only watched has no say in what the region around it records.
         if region.records or self._region is None:
-            self._go_into(region)
+            self._region = region
         self._is_watching |= region.watches
         self._is_recording |= region.records
         try:
             with self._watch if watches else _NOTHING, self._recording() if records else _NOTHING:
                 return forward(*args, **kwargs)
         finally:
-            around, self._is_watching, self._is_recording = before
-            if around is not self._region:
-                self._go_into(around)
+            self._region, self._is_watching, self._is_recording = before
 
     def close(self, *, is_complete: bool = True) -> None:
         """End the pass, which an exception may have ended early: nothing more will be heard."""
@@ -68,6 +64,3 @@ class RegionWalk:
 
     def _has_heard_what_was_planned(self) -> bool:
         raise NotImplementedError
-
-    def _go_into(self, region: Region | None) -> None:
-        self._region = region

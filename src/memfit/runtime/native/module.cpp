@@ -5,6 +5,9 @@
 // The files are named after the Python files that they stand for. `native_build.py` builds them, `native_tape.py` is
 // the other side of what is defined below.
 
+#include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/PyInterpreter.h>
+
 #include "tape.h"
 
 namespace memfit {
@@ -70,29 +73,80 @@ PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
 PyMethodDef pack_method = {"pack", pack, METH_O, nullptr};
 PyMethodDef unpack_method = {"unpack", unpack, METH_O, nullptr};
 
-// One forward pass, as `native_tape.py` sees it.
+// One forward pass, as `native_tape.py` sees it: `region_walk.py`, for a tape in C++ and no hooks around the model.
 class ForwardPass {
  public:
-  ForwardPass() : tape_(std::make_unique<Tape>()) {}
-
-  py::object pack_hook() {
+  ForwardPass() : tape_(std::make_unique<Tape>()) {
     auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(tape_.get(), nullptr, nullptr));
-    return py::reinterpret_steal<py::object>(PyCFunction_New(&pack_method, capsule.ptr()));
+    pack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&pack_method, capsule.ptr()));
+    unpack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_method, nullptr));
   }
-  void go_into(intrusive_ptr<Region> region) { tape_->go_into(std::move(region)); }
+
+  py::object run(const intrusive_ptr<Region>& region, const py::object& forward, const py::tuple& args,
+                 const py::dict& kwargs) {
+    std::optional<Inside> inside;
+    if (are_hooks_as_left()) inside.emplace(*this, region);
+    auto* result = PyObject_Call(forward.ptr(), args.ptr(), kwargs.ptr());
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+  }
   bool has_heard_what_was_planned() const { return tape_->has_heard_what_was_planned(); }
-  void listen() {
-    listening_tape = tape_.get();
-    c10::impl::tls_set_dispatch_key_included(KEY, true);
-  }
-  void stop_listening() {
-    c10::impl::tls_set_dispatch_key_included(KEY, false);
-    listening_tape = nullptr;
-  }
   void close() { tape_->close(); }
 
  private:
+  class Inside {
+   public:
+    Inside(ForwardPass& forward_pass, const intrusive_ptr<Region>& region)
+        : pass_(forward_pass),
+          around_(pass_.tape_->region),
+          begins_watching_(region->watches && !pass_.is_watching_),
+          begins_recording_(region->records && !pass_.is_recording_) {
+      if (begins_watching_) {
+        at::SavedTensorDefaultHooks::lazy_initialize();
+        at::SavedTensorDefaultHooks::push_hooks(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
+        pass_.is_watching_ = true;
+      }
+      if (region->records || !around_) pass_.tape_->go_into(region);
+      if (begins_recording_) {
+        listening_tape = pass_.tape_.get();
+        c10::impl::tls_set_dispatch_key_included(KEY, true);
+        pass_.is_recording_ = true;
+      }
+    }
+    ~Inside() {
+      if (begins_recording_) {
+        pass_.is_recording_ = false;
+        c10::impl::tls_set_dispatch_key_included(KEY, false);
+        listening_tape = nullptr;
+      }
+      pass_.tape_->region = std::move(around_);
+      if (begins_watching_) {
+        pass_.is_watching_ = false;
+        at::SavedTensorDefaultHooks::pop_hooks();
+      }
+    }
+    Inside(const Inside&) = delete;
+
+   private:
+    static c10::SafePyObject safe(const py::object& object) { return {Py_NewRef(object.ptr()), getPyInterpreter()}; }
+
+    ForwardPass& pass_;
+    intrusive_ptr<Region> around_;
+    bool begins_watching_;
+    bool begins_recording_;
+  };
+
+  bool are_hooks_as_left() const {
+    const auto hooks = at::SavedTensorDefaultHooks::get_hooks(true);
+    if (!is_watching_) return !hooks;
+    return hooks && hooks->first.ptr(getPyInterpreter()) == pack_hook_.ptr();
+  }
+
   std::unique_ptr<Tape> tape_;
+  py::object pack_hook_;
+  py::object unpack_hook_;
+  bool is_watching_ = false;
+  bool is_recording_ = false;
 };
 
 Drop drop_from(const py::handle& told) {
@@ -100,8 +154,11 @@ Drop drop_from(const py::handle& told) {
   return Drop{false, told.cast<std::vector<bool>>()};
 }
 
-intrusive_ptr<Region> region_from(py::object place, const py::dict& patterns, const py::dict& num_calls) {
+intrusive_ptr<Region> region_from(py::object place, const py::dict& patterns, const py::dict& num_calls, bool records,
+                                  bool watches) {
   auto region = make_intrusive<Region>();
+  region->records = records;
+  region->watches = watches;
   region->place = std::move(place);
   for (const auto& [name, told] : patterns) {
     if (py::isinstance<py::bool_>(told) && !told.cast<bool>()) continue;
@@ -127,13 +184,9 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   py::class_<Region, intrusive_ptr<Region>>(module, "Region").def(py::init(&region_from));
   py::class_<ForwardPass>(module, "ForwardPass")
       .def(py::init<>())
-      .def("pack_hook", &ForwardPass::pack_hook)
-      .def("go_into", &ForwardPass::go_into)
+      .def("run", &ForwardPass::run)
       .def("has_heard_what_was_planned", &ForwardPass::has_heard_what_was_planned)
-      .def("listen", &ForwardPass::listen)
-      .def("stop_listening", &ForwardPass::stop_listening)
       .def("close", &ForwardPass::close);
-  module.attr("unpack_hook") = py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_method, nullptr));
   module.def("is_listening", [] { return listening_tape != nullptr; });
   module.def("tell_of_copies", [](py::object listener) {
     std::swap(python->copy_listener, listener);

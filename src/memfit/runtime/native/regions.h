@@ -27,6 +27,8 @@ struct Calls {
 };
 
 struct Region : c10::intrusive_ptr_target {
+  bool records = false;
+  bool watches = false;
   py::object place;                           // tells, for an error message, whose tensors are met there
   std::vector<std::unique_ptr<Calls>> calls;  // by the number of the op's name
 
