@@ -298,7 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU, to try the script")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="timed steps of each way in a round")
-    parser.add_argument("--points", type=int, default=8, help="memfit's own budgets")
+    parser.add_argument("--points", type=int, default=9, help="memfit's own budgets; an odd number has the middle")
     parser.add_argument(
         "--seconds",
         type=float,

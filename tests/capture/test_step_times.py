@@ -48,6 +48,30 @@ def test_steps_in_a_row_begin_without_gradients_and_leave_no_trace(seconds_alone
     assert model.num_runs.item() == 0
 
 
+def test_each_step_in_a_row_finds_the_counters_of_the_first() -> None:
+    """As a cache with room for a few steps needs it."""
+
+    class Filling(Counting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_used = 0
+            self.slots: list[int] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert len(self.slots) == self.num_used < 2
+            self.num_used += 1
+            self.slots.append(self.num_used)
+            return super().forward(x)
+
+    model = Filling()
+    step = TrainingStep(model, torch.ones(3))
+    state = KeptState(step)
+    with state.kept():
+        step.run()
+    timed_in_a_row(step, torch.device("cpu"), state, StepAlone(0.0, 0.0, 1e-6))
+    assert (model.num_used, model.slots) == (0, [])
+
+
 def test_the_first_step_in_a_row_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 

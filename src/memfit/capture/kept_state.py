@@ -33,14 +33,16 @@ class KeptState:
         self._step = step
         self._leaves = _leaves_of(step)
         self._writes: _FirstWrites | None = None
+        self._attributes: list[AttributeSnapshot] = []
+        self._changes_attributes = False
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Run a step, or several, inside the block."""
         gradients = [(leaf, leaf.grad) for leaf in self._leaves]
         contents = [(leaf, leaf.detach()) for leaf in self._leaves if leaf.layout is torch.strided]
-        attributes = [AttributeSnapshot(vars(module)) for module in self._step.model.modules()]
-        self.drop_gradients()
+        self._attributes = [AttributeSnapshot(vars(module)) for module in self._step.model.modules()]
+        self._drop_gradients()
         # Inside autocast, casts of weights are kept from pass to pass; each run is to make its own.
         torch.clear_autocast_cache()
         devices = sorted({leaf.device.index for leaf in self._leaves if leaf.device.type == "cuda"})
@@ -53,14 +55,25 @@ class KeptState:
             for leaf, content in contents:
                 if leaf.untyped_storage() is not content.untyped_storage():
                     leaf.data = content
-            for snapshot in attributes:
+            self._changes_attributes |= any(snapshot.has_changed() for snapshot in self._attributes)
+            for snapshot in self._attributes:
                 snapshot.restore()
             if self._writes is not None:
                 self._writes.undo()
                 self._leaves += self._writes.take_leaves(known=self._leaves)
 
-    def drop_gradients(self) -> None:
-        """Let go of the gradients that there are, as training loops do before each step."""
+    def begin_another(self) -> None:
+        """Begin one more step inside the block: without gradients, as training loops do, and with the same counters.
+
+        A model that counts its steps may have room for so many only. Where the first step left all attributes as they
+        were, which takes time to put back, they are left alone.
+        """
+        self._drop_gradients()
+        if self._changes_attributes:
+            for snapshot in self._attributes:
+                snapshot.restore()
+
+    def _drop_gradients(self) -> None:
         for leaf in self._leaves:
             leaf.grad = None
 

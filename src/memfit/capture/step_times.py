@@ -80,7 +80,7 @@ def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, a
         wait_for(device)
         begin = time.perf_counter()
         for _ in range(num_steps):
-            state.drop_gradients()
+            state.begin_another()
             step.run()
         wait_for(device)
         seconds = time.perf_counter() - begin
