@@ -6,7 +6,8 @@ Times are of one whole call of plan() on a profile that was never planned before
 Llamas of 500 to 20,000 ops (forward and backward) and for chains whose blocks are all alike. Later calls on the same
 profile take milliseconds. The growth exponent is the slope from one size to the next: 1 is linear. Gaps are what
 frontier() reports at eight peaks between the smallest and the plain step's, and at the smallest, as a share of the
-step, for five families at real sizes (``tests/planning/model_families.py``).
+step, for five families at real sizes (``tests/planning/model_families.py``). Minimums are what a budget that is too small
+is told for each: the smallest peak found, the one that no plan can stay below, and the seconds until then.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rich.table import Table
 from tests.planning.model_families import FAMILIES, chain, llama
 
 import memfit
+from memfit.planning.known_steps import known_step
 from memfit.planning.planner import frontier, plan
 from memfit.planning.simulator import judged
 from memfit.planning.step import Step
@@ -98,6 +100,25 @@ def measure_gaps() -> dict[str, dict[str, object]]:
     return results
 
 
+def measure_minimums() -> dict[str, dict[str, float]]:
+    results: dict[str, dict[str, float]] = {}
+    for family, make in FAMILIES.items():
+        profile = make()
+        start = time.perf_counter()
+        try:
+            plan(profile, budget=1)
+        except memfit.InfeasibleBudgetError as error:
+            minimum_bytes = error.minimum_bytes
+        seconds = time.perf_counter() - start
+        proofs = known_step(profile).exploration_to_the_least_peak().proofs
+        results[family] = {
+            "minimum_bytes": minimum_bytes,
+            "proven_bytes": proofs.least_peak_bytes,
+            "seconds": seconds,
+        }
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time plans into a budget and bound their distance from the best.")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
@@ -114,6 +135,7 @@ def main() -> None:
         },
         "times": measure_times(),
         "gaps": measure_gaps(),
+        "minimums": measure_minimums(),
     }
     show(results)
     print(markdown(results))
@@ -139,6 +161,14 @@ def markdown(results: dict) -> str:
         *(
             f"| {family} | " + " | ".join(f"{point['optimality_gap']:.2%}" for point in row["points"]) + " |"
             for family, row in results["gaps"].items()
+        ),
+        "",
+        "| smallest peak | found | no plan has less than | above that | told after |",
+        "|---|---:|---:|---:|---:|",
+        *(
+            f"| {family} | {format_bytes(row['minimum_bytes'])} | {format_bytes(row['proven_bytes'])} "
+            f"| {row['minimum_bytes'] / row['proven_bytes'] - 1:.2%} | {row['seconds']:.1f} s |"
+            for family, row in results["minimums"].items()
         ),
     ]
     return "\n".join(lines)

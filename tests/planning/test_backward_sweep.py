@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.planning.drawn_profiles import drawn_profiles
 from tests.planning.model_families import chain, unet
 
+import memfit.planning.backward_sweep as backward_sweep
 import memfit.planning.search as search
 from memfit.graph.model_profile import ModelProfile
 from memfit.planning.backward_sweep import Guide, swept
@@ -46,6 +48,13 @@ def graph_of(step: Step, timeline: SweepTimeline) -> StateGraph | None:
     return state_graph(timeline, list(range(step.num_ops)), most_states=100_000)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def rows_are_compared_however_few_they_are() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backward_sweep, "_MOST_NOT_COMPARED", 0)
+        yield
+
+
 @settings(max_examples=150, deadline=None)
 @given(drawn_profiles())
 def test_a_sweep_finds_the_frontier_of_all_choices(profile: ModelProfile) -> None:
@@ -72,6 +81,17 @@ def test_what_few_rows_prove_holds_for_every_plan(profile: ModelProfile, most_ro
     assert least <= exact[-1].peak_bytes
     for best in exact:
         assert swept(timeline, best.peak_bytes, by_seconds=True, most_rows=most_rows).least <= best.recompute_seconds
+
+
+@settings(max_examples=120, deadline=None)
+@given(drawn_profiles(), st.integers(1, 12))
+def test_rows_taken_together_prove_nothing_that_is_false(profile: ModelProfile, most_rows: int) -> None:
+    step = Step(profile)
+    exact = exact_frontier(step, most_values=9)
+    timeline = SweepTimeline(step, step.may_be_recomputed)
+    for limit_bytes in (exact[-1].peak_bytes, exact[0].peak_bytes, ENDLESS):
+        result = swept(timeline, limit_bytes, by_seconds=False, most_rows=most_rows, is_relaxed=True)
+        assert result.least <= exact[-1].peak_bytes
 
 
 @settings(max_examples=80, deadline=None)

@@ -65,18 +65,6 @@ def test_the_smallest_peak_of_a_large_step_is_proven_where_its_first_ops_decide_
     assert raised.value.minimum_bytes == 20_670_193_664
 
 
-def test_a_minimum_that_is_not_proven_is_told_with_what_no_plan_can_have_less_than() -> None:
-    profile = profile_of("resnet")
-    smallest = points_of("resnet")[-1]
-    with pytest.raises(InfeasibleBudgetError) as raised:
-        plan(profile, budget=smallest.peak_bytes - 1)
-    assert raised.value.minimum_bytes == smallest.peak_bytes
-    proven = re.search(r"no plan can have less than (\d+)\)", str(raised.value))
-    assert proven is not None
-    assert 0 < int(proven[1]) < smallest.peak_bytes
-    assert plan(profile, budget=smallest.peak_bytes).predicted_peak_bytes == smallest.peak_bytes
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_frontier_is_fastest_first_and_each_point_is_smaller_and_slower(family: str) -> None:
     points = points_of(family)

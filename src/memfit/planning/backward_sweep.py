@@ -1,18 +1,24 @@
 """The least peak, or the least seconds within a budget, by dynamic programming over the ops of the forward pass.
 
-The last op comes first. Partial plans (`sweep_rows`) of one state have the same future. So of two of them, one can be
-forgotten that needs no less memory anywhere, and no fewer seconds, than the other. Before that is looked at, the times
-of the step are merged between which nothing that is yet to be decided on can begin or end: only the most that is live
-in such a zone matters, and of zones there are few. With all rows kept that are not beaten so, what is found is exact.
+The last op comes first. Partial plans (`sweep_rows`) of one class (`sweep_classes`) have the same future. So of two of
+them, one can be forgotten that needs no less memory anywhere, and no fewer seconds, than the other. With all rows kept
+that are not beaten so, what is found is exact.
+
+Where there are more rows than allowed, a *relaxed* sweep for the least peak takes those together that need nearly the
+same. One of them stands for all, with the least memory that any of them has in each zone: whatever becomes of any of
+them within a limit also becomes of that one. So the least peak that is found is one that no plan can stay below, and
+the plan that is found with it may need more than was counted (after Bergman, Cire, van Hoeve and Hooker, "Discrete
+Optimization with Decision Diagrams", 2016).
 
 Prices on memory (`state_graph`) tell what each partial plan has yet to pay at least, whatever is decided for the rest:
-a *guide*. What cannot become better than what is known is forgotten too; and where there are more rows than allowed,
-the most promising stay. The least that any of the others promised is then what is proven.
+a *guide*. What cannot become better than what is known is forgotten too. In sweeps that are not relaxed, or where there
+are too many classes, the most promising rows stay; the least that any of the others promised is then what is proven.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,17 +27,22 @@ import numpy as np
 import numpy.typing as npt
 
 from memfit.planning.state_graph import Numbers, StateGraph
-from memfit.planning.sweep_rows import Decisions, Rows, joined
+from memfit.planning.sweep_classes import Classes
+from memfit.planning.sweep_classes import classes as classes_of
+from memfit.planning.sweep_rows import Decisions, Rows, hashed, joined
 from memfit.planning.sweep_timeline import GAP, NOBODY, Ints, SweepTimeline
+from memfit.planning.unbeaten import unbeaten
 
 # What floating point may add to the sums of guides, as a share of them.
 _ROUNDING = 1e-9
 # Of the rows that are kept for their seconds, how many are kept for being small.
 _SHARE_OF_SMALL = 0.25
-# Comparing takes time, which is worth it where there are many: a share of the most.
-_SHARE_NOT_COMPARED = 0.5
-# How many rows are compared with those known to be good at a time.
-_NUM_COMPARED = 64
+# Comparing takes time, which is worth it where there are many: a share of the most, and no more than so many.
+_SHARE_NOT_COMPARED, _MOST_NOT_COMPARED = 0.5, 60
+# Rows are taken together if they are alike but for this share of the limit, or for so many times that, and so on.
+_FINEST_UNIT, _UNIT_GROWTH, _MOST_COARSENESS = 2.0**-16, 1.25, 52
+# What a row costs, as if there were so many values more to remember something about.
+_TABLES_BESIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +67,14 @@ class Swept:
     """The plans that none beats in both peak and seconds, or in peak, the smallest first, of those that were kept.
 
     Every plan within what was asked for has at least ``least``: seconds, or bytes of the peak where those are looked
-    for. ``is_complete`` says that no row was forgotten for want of room.
+    for. ``is_complete`` says that no row was forgotten for want of room, ``num_cells`` how much work it
+    was: each row of each op, times the values it remembers something about, and a few more.
     """
 
     found: list[Found]
     least: float
     is_complete: bool
+    num_cells: int
 
 
 def swept(
@@ -73,9 +86,13 @@ def swept(
     most_seconds: float = math.inf,
     graph: StateGraph | None = None,
     guides: Sequence[Guide] = (),
+    is_relaxed: bool = False,
 ) -> Swept:
-    """Return plans within the limit of bytes, and within the seconds where those count."""
-    sweep = _Sweep(timeline, limit_bytes, by_seconds, most_rows, most_seconds)
+    """Return plans within the limit of bytes, and within the seconds where those count.
+
+    A relaxed sweep, for the least peak only, may return a plan that is not within the limit.
+    """
+    sweep = _Sweep(timeline, limit_bytes, by_seconds, most_rows, most_seconds, is_relaxed)
     if graph is not None:
         sweep.follow(graph, guides)
     return sweep.run()
@@ -94,7 +111,13 @@ class _Promises(NamedTuple):
 
 class _Sweep:
     def __init__(
-        self, timeline: SweepTimeline, limit_bytes: int, by_seconds: bool, most_rows: int, most_seconds: float
+        self,
+        timeline: SweepTimeline,
+        limit_bytes: int,
+        by_seconds: bool,
+        most_rows: int,
+        most_seconds: float,
+        is_relaxed: bool = False,
     ) -> None:
         self._timeline = timeline
         self._decisions = Decisions(timeline)
@@ -102,13 +125,15 @@ class _Sweep:
         self._by_seconds = by_seconds
         self._most_rows = most_rows
         self._most_seconds = most_seconds
+        self._is_relaxed = is_relaxed
         self._graph: StateGraph | None = None
         self._guides: Sequence[Guide] = ()
         self._least = math.inf
-        # Columns behind these are alike in all rows, and made when something reaches them.
-        self._num_made = 1
-        memory = timeline.first_memory[None, :1].copy()
-        self._rows = Rows(timeline.keys[:1], timeline.kinds[:1], memory, np.zeros(1))
+        self._num_cells = 0
+        # Columns before and behind these are alike in all rows, and made when something reaches them.
+        self._first_made = self._num_made = timeline.column_of_op(max(timeline.ops_to_decide(), default=0))
+        nothing: Ints = np.zeros(0, dtype=np.int64)
+        self._rows = Rows(nothing, nothing, np.zeros((1, 0), dtype=np.int64), np.zeros(1))
         # For each op: the row each row came from, which choice it made, and the choices.
         self._history: list[tuple[Ints, Ints, list[tuple[int, ...]]]] = []
 
@@ -126,13 +151,14 @@ class _Sweep:
             return self._result([])
         for number, op in enumerate(timeline.ops_to_decide()):
             decisions.begin(self._rows, op)
-            self._reach(decisions.last_key(self._rows, op))
+            self._reach(timeline.op_key(op), decisions.last_key(self._rows, op))
             choices = decisions.choices(op)
             parts = [decisions.decided(self._rows, op, dropped) for dropped in choices]
             choice = np.repeat(np.arange(len(parts)), [part.num_rows for part, _ in parts])
             self._rows = joined([part for part, _ in parts])
             self._history.append((np.concatenate([which for _, which in parts]), choice, choices))
             decisions.finish(self._rows, op)
+            self._num_cells += self._rows.num_rows * (len(self._rows.held) + _TABLES_BESIDE)
             self._keep(np.flatnonzero(self._is_within()))
             if not self._rows.num_rows:
                 return self._result([])
@@ -140,7 +166,7 @@ class _Sweep:
             self._keep_most_promising(number, op)
             if not self._rows.num_rows:
                 return self._result([])
-        self._reach(timeline.end_key)
+        self._reach(0, timeline.end_key)
         decisions.copy_what_was_there_before(self._rows)
         self._keep(np.flatnonzero(self._is_within()))
         return self._result(self._plans())
@@ -149,18 +175,23 @@ class _Sweep:
         is_complete = self._least == math.inf
         beyond = self._most_seconds if self._by_seconds else self._limit_bytes + 1
         best = min((plan.seconds if self._by_seconds else plan.peak_bytes for plan in found), default=math.inf)
-        return Swept(found, min(self._least, best, beyond), is_complete)
+        return Swept(found, min(self._least, best, beyond), is_complete, self._num_cells)
 
-    def _reach(self, key: int) -> None:
-        """Have columns up to a key."""
-        timeline, rows, made = self._timeline, self._rows, self._num_made
-        num_reached = int(np.searchsorted(timeline.keys, key, side="right"))
-        if num_reached > made:
-            rows.keys = np.concatenate([rows.keys, timeline.keys[made:num_reached]])
-            rows.kinds = np.concatenate([rows.kinds, timeline.kinds[made:num_reached]])
-            more = np.broadcast_to(timeline.first_memory[made:num_reached], (rows.num_rows, num_reached - made))
-            rows.memory = np.concatenate([rows.memory, more], axis=1)
-            self._num_made = num_reached
+    def _reach(self, first_key: int, last_key: int) -> None:
+        """Have columns from one key to another."""
+        timeline, rows = self._timeline, self._rows
+        first = min(int(np.searchsorted(timeline.keys, first_key)), self._first_made)
+        end = max(int(np.searchsorted(timeline.keys, last_key, side="right")), self._num_made)
+        before, behind = slice(first, self._first_made), slice(self._num_made, end)
+        if before.start < before.stop or behind.start < behind.stop:
+            rows.keys = np.concatenate([timeline.keys[before], rows.keys, timeline.keys[behind]])
+            rows.kinds = np.concatenate([timeline.kinds[before], rows.kinds, timeline.kinds[behind]])
+            more = [
+                np.broadcast_to(timeline.first_memory[part], (rows.num_rows, part.stop - part.start))
+                for part in (before, behind)
+            ]
+            rows.memory = np.concatenate([more[0], rows.memory, more[1]], axis=1)
+            self._first_made, self._num_made = first, end
 
     def _keep(self, which: Ints) -> None:
         if len(which) < self._rows.num_rows:
@@ -198,54 +229,71 @@ class _Sweep:
         rows.keys, rows.kinds = keys[order], kinds[order]
         rows.memory = np.concatenate([memory, rows.memory[:, is_needed]], axis=1)[:, order]
 
-    def _unbeaten(self, op: int) -> Ints:
-        """Return the rows that none of the same state beats, with zones as the ops to come see them from that state."""
-        rows, per_slot = self._rows, self._timeline.keys_per_slot
-        states = rows.states(with_runs=True)
-        order = np.argsort(states, kind="stable")
-        borders = np.flatnonzero(np.append(states[order][1:] != states[order][:-1], True)) + 1
-        if len(borders) == rows.num_rows:
-            return np.arange(rows.num_rows)
-        real = np.flatnonzero(rows.kinds != GAP)
-        certain_cuts, certain_slots = self._timeline.events_before(op, int(rows.keys[-1]))
-        for slot in certain_slots:
-            certain_cuts.update(self._timeline.borders_of_slot(slot, op))
-        certain_starts = _zone_starts(certain_cuts, rows.keys[real])
-        gap_columns = np.flatnonzero(rows.kinds == GAP)
-        gap_of_slot = dict(zip((rows.keys[gap_columns] // per_slot).tolist(), gap_columns.tolist(), strict=True))
+    def _unbeaten(self, classes: Classes) -> Ints:
+        """Return the rows that none of the same class beats."""
         kept: list[Ints] = []
-        for start, end in zip([0, *borders[:-1].tolist()], borders.tolist(), strict=True):
-            which = order[start:end]
+        for which in _groups(classes.hashes):
             if len(which) == 1:
                 kept.append(which)
                 continue
-            one = int(which[0])
-            slots = {int(asked[one]) for asked in rows.asked.values()} - {NOBODY}
-            cuts = {int(ends[one]) + 1 for ends in rows.end_keys()}
-            for slot in slots:
-                cuts.update(self._timeline.borders_of_slot(slot, op))
-            own_starts = np.searchsorted(rows.keys[real], list(cuts)) if cuts else certain_starts
-            zone_starts = np.unique(np.concatenate([certain_starts, own_starts[own_starts < len(real)]]))
-            gaps = [gap_of_slot[slot] for slot in sorted(slots | certain_slots) if slot in gap_of_slot]
-            parts = [
-                np.maximum.reduceat(rows.memory[np.ix_(which, real)], zone_starts, axis=1),
-                rows.memory[np.ix_(which, gaps)],
-                *(memory[which, None] for _, memory in rows.runs.values()),
-            ]
-            criteria = np.concatenate(parts, axis=1).astype(np.float64)
-            criteria = criteria[:, (criteria != criteria[0]).any(axis=0)]
+            memory = classes.memory[which]
+            criteria = memory[:, (memory != memory[0]).any(axis=0)].astype(np.float64)
             if self._by_seconds:
-                criteria = np.concatenate([criteria, rows.seconds[which, None]], axis=1)
-            kept.append(which[_best(criteria)])
+                criteria = np.concatenate([criteria, self._rows.seconds[which, None]], axis=1)
+            kept.append(which[unbeaten(criteria)])
         return np.sort(np.concatenate(kept))
+
+    def _take_together(self, classes: Classes) -> Ints:
+        """Let one row stand for several of its class that need nearly the same, with the least that any of them needs.
+
+        Return which rows do; there are no more than allowed if there are no more classes.
+        """
+        rows, memory = self._rows, classes.memory
+        finest = max(self._limit_bytes * _FINEST_UNIT, 1.0)
+
+        def groups(coarseness: int) -> tuple[npt.NDArray[np.uint64], Ints]:
+            unit = int(finest * _UNIT_GROWTH**coarseness)
+            together = hashed([classes.hashes.view(np.int64), *(memory // unit).T], rows.num_rows)
+            which, of_group = np.unique(together, return_inverse=True)
+            return which, of_group
+
+        coarseness = bisect_left(
+            range(_MOST_COARSENESS), True, key=lambda number: len(groups(number)[0]) <= self._most_rows
+        )
+        which, of_group = groups(coarseness)
+        order = np.argsort(of_group, kind="stable")
+        firsts = np.searchsorted(of_group[order], np.arange(len(which)))
+        least = np.minimum.reduceat(memory[order], firsts, axis=0)[of_group]
+        # The smallest stands for all.
+        order = np.lexsort((rows.peaks(), of_group))
+        standing = np.sort(order[firsts])
+        self._lower(classes, least, standing)
+        return standing
+
+    def _lower(self, classes: Classes, least: Ints, which: Ints) -> None:
+        """Let these rows have no more in any zone than the least given."""
+        rows = self._rows
+        lower = np.take_along_axis(least[which], classes.zones[which], axis=1)
+        part = np.ix_(which, classes.columns)
+        rows.memory[part] = np.minimum(rows.memory[part], lower)
+        for number, gaps in enumerate(classes.gaps[which].T):
+            there = np.flatnonzero(gaps >= 0)
+            at = which[there], gaps[there]
+            rows.memory[at] = np.minimum(rows.memory[at], least[which[there], classes.num_zones + number])
+        for op, (_, memory) in rows.runs.items():
+            memory[which] = np.minimum(memory[which], least[which, classes.runs[op][which]])
 
     def _keep_most_promising(self, level_number: int, op: int) -> None:
         promises = self._promises(level_number)
         self._keep(which := np.flatnonzero(promises.is_possible))
         promises = promises.taken(which)
-        if self._rows.num_rows > self._most_rows * _SHARE_NOT_COMPARED:
-            self._keep(which := self._unbeaten(op))
+        if self._rows.num_rows > min(self._most_rows * _SHARE_NOT_COMPARED, _MOST_NOT_COMPARED):
+            classes = classes_of(self._rows, self._timeline, op)
+            self._keep(which := self._unbeaten(classes))
             promises = promises.taken(which)
+            if self._is_relaxed and self._rows.num_rows > self._most_rows:
+                self._keep(which := self._take_together(classes.taken(which)))
+                promises = promises.taken(which)
         if self._rows.num_rows > self._most_rows:
             promised = promises.seconds if self._by_seconds else promises.peaks
             order = np.argsort(promised, kind="stable")
@@ -264,7 +312,7 @@ class _Sweep:
             return promises
         peaks, seconds = promises.peaks, promises.seconds
         at = np.searchsorted(self._graph.levels[level_number].states, rows.states())
-        is_made = self._guide_columns < self._num_made
+        is_made = (self._guide_columns >= self._first_made) & (self._guide_columns < self._num_made)
         real = np.flatnonzero(rows.kinds != GAP)
         memory = rows.memory[:, real[np.searchsorted(rows.keys[real], self._guide_keys[is_made])]]
         for guide, remaining in zip(self._guides, self._remaining, strict=True):
@@ -301,32 +349,14 @@ class _Sweep:
         return frozenset(dropped)
 
 
+def _groups(hashes: npt.NDArray[np.uint64]) -> list[Ints]:
+    """Return the rows of each class."""
+    order = np.argsort(hashes, kind="stable")
+    borders = np.flatnonzero(hashes[order][1:] != hashes[order][:-1]) + 1
+    return np.split(order, borders)
+
+
 def _zone_starts(cuts: set[int], keys: Ints) -> Ints:
     """Return the positions of the keys before which there is a cut."""
     zones = np.searchsorted(np.array(sorted(cuts), dtype=np.int64), keys, side="right")
     return np.flatnonzero(np.append(True, zones[1:] != zones[:-1]))
-
-
-def _best(criteria: Numbers) -> Ints:
-    """Return the rows that no other is at least as good as everywhere; of equal ones, the first."""
-    if len(criteria) <= _NUM_COMPARED:
-        return np.flatnonzero(~_is_beaten_within(criteria))
-    low, high = criteria.min(axis=0), criteria.max(axis=0)
-    # A row that beats another has the smaller sum.
-    order = np.argsort(((criteria - low) / np.maximum(high - low, 1e-300)).sum(axis=1), kind="stable")
-    kept: list[Ints] = []
-    good = criteria[:0]
-    for start in range(0, len(order), _NUM_COMPARED):
-        which = order[start : start + _NUM_COMPARED]
-        is_beaten = np.any(np.all(good[None] <= criteria[which][:, None], axis=2), axis=1)
-        which = which[~is_beaten]
-        which = which[~_is_beaten_within(criteria[which])]
-        kept.append(which)
-        good = np.concatenate([good, criteria[which]])
-    return np.concatenate(kept)
-
-
-def _is_beaten_within(criteria: Numbers) -> npt.NDArray[np.bool_]:
-    is_as_good: npt.NDArray[np.bool_] = np.all(criteria[:, None] <= criteria[None], axis=2)
-    is_beaten: npt.NDArray[np.bool_] = np.any(is_as_good & (~is_as_good.T | np.triu(is_as_good, 1)), axis=0)
-    return is_beaten

@@ -14,7 +14,7 @@ from threading import Lock, RLock
 from typing import TypeVar
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.search import Exploration, explored
+from memfit.planning.search import Exploration, explored, with_least_peak
 from memfit.planning.simulator import Simulation, simulated
 from memfit.planning.step import Step
 
@@ -33,6 +33,7 @@ class KnownStep:
         self.step = Step(profile)
         self._lock = RLock()
         self._explorations: dict[tuple[frozenset[int], frozenset[int]], Exploration] = {}
+        self._deep_explorations: dict[tuple[frozenset[int], frozenset[int]], Exploration] = {}
         self._simulations: dict[frozenset[int], Simulation] = {}
 
     def exploration(self, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> Exploration:
@@ -40,6 +41,20 @@ class KnownStep:
         key = frozenset(forced), frozenset(kept)
         return self._found(
             self._explorations, key, lambda: explored(self.step, forced=key[0], kept=key[1]), _MOST_EXPLORATIONS
+        )
+
+    def exploration_to_the_least_peak(
+        self, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()
+    ) -> Exploration:
+        """Return the exploration with what `with_least_peak` finds below it, which takes longer than all the rest."""
+        key = frozenset(forced), frozenset(kept)
+        return self._found(
+            self._deep_explorations,
+            key,
+            lambda: with_least_peak(
+                self.step, self.exploration(forced=key[0], kept=key[1]), forced=key[0], kept=key[1]
+            ),
+            _MOST_EXPLORATIONS,
         )
 
     def simulation(self, recomputed: Set[int]) -> Simulation:

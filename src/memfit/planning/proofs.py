@@ -31,6 +31,12 @@ class Proofs:
         self.floors: list[Floor] = []
         self.least_peak_bytes = 0
 
+    def with_least_peak(self, least_peak_bytes: int) -> Proofs:
+        """Return the same with a peak that no plan can stay below."""
+        proofs = Proofs()
+        proofs.lines, proofs.floors, proofs.least_peak_bytes = self.lines, self.floors, least_peak_bytes
+        return proofs
+
     def seconds(self, budget_bytes: int) -> float:
         """Return seconds that no plan within the budget can stay below."""
         of_lines = (line.seconds(budget_bytes) for line in self.lines)

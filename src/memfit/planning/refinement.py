@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Set
 
 from memfit.planning.block_values import BlockValues
 from memfit.planning.bound import least_live_peak, single_time_lines
+from memfit.planning.least_peak import can_be_swept, least_peak
 from memfit.planning.polish import polished
 from memfit.planning.proofs import Floor, Proofs
 from memfit.planning.replay_program import ReplayProgram
@@ -43,13 +44,14 @@ _SMALL_GAP_OF_SWEPT = 0.007
 _MOST_ROWS_OF_NEAR = 6_000
 _MOST_ROWS_OF_GROWING = 2_000
 _MOST_UNDECIDED = 40
-# How many budgets get prices, and how many sweeps there are for lower peaks.
+# How many budgets get prices.
 _MOST_PRICED = 16
-_MOST_PEAK_SEARCHES = 3
+# How many cells sweeps for the least peak may have; those that look for nothing else have many more (`search`).
+_EFFORT_FOR_LEAST_PEAK = 2_000_000
 # How many rows a step of one op could pay for in the first sweep that looks for faster plans at a budget. Each further
 # one there has eight times the rows, if the one before made the gap this much smaller. What all of them may have falls
 # with the square of the ops: larger steps have larger states, too.
-_FIRST_SWEEPING_EFFORT, _SWEEPING_EFFORT = 10_000, 16_000_000
+_FIRST_SWEEPING_EFFORT, _SWEEPING_EFFORT = 10_000, 24_000_000
 _MOST_SWEEPS = 3
 _WORTHWHILE = 0.9
 _NUM_BUDGETS = 16
@@ -120,12 +122,18 @@ class _Refinement:
         sweeps = self._sweeps = Sweeps(step, may_be_recomputed)
         has_prices = sweeps.find_prices(self._first_times)
         if has_prices:
-            self._search_least_peak()
-        else:
+            self._prove_peak(sweeps.priced_least_peak)
+        if not has_prices and not can_be_swept(sweeps, _EFFORT_FOR_LEAST_PEAK):
             self._try_all(sweeps.small(self._entries[-1].peak_bytes))
         if self.proofs.least_peak_bytes < self._entries[-1].peak_bytes:
             plans, least_bytes = sweeps.smallest_of_parts(self._entries[-1].recomputed)
             self._try_all(plans)
+            self._prove_peak(least_bytes)
+        if self.proofs.least_peak_bytes < self._entries[-1].peak_bytes:
+            smallest, least_bytes = least_peak(
+                self._trade_off, sweeps, self._entries[-1], self.proofs.least_peak_bytes, _EFFORT_FOR_LEAST_PEAK
+            )
+            self._tried(smallest.recomputed)
             self._prove_peak(least_bytes)
         if has_prices:
             self._effort = _MOST_PRICED
@@ -148,10 +156,11 @@ class _Refinement:
             for held in self._borders()
         )
         self._views = [self._free, *(view for view in anchored if view.model.recipes)]
-        relaxed = self._free.model.relaxed_least_peak(self._free.program())
-        if relaxed is not None:
-            self._prove_peak(relaxed.least_peak_bytes)
         self._effort = int(_EFFORT * _SHARE_FOR_PEAKS)
+        if self.proofs.least_peak_bytes < self._entries[-1].peak_bytes:
+            relaxed = self._free.model.relaxed_least_peak(self._free.program())
+            if relaxed is not None:
+                self._prove_peak(relaxed.least_peak_bytes)
         self._lower_peaks()
         self._change_one_by_one()
         self._effort += int(_EFFORT * (1 - _SHARE_FOR_PEAKS))
@@ -284,18 +293,6 @@ class _Refinement:
             if best.peak_bytes >= current.peak_bytes:
                 return
             current = best
-
-    def _search_least_peak(self) -> None:
-        self._prove_peak(self._sweeps.priced_least_peak)
-        for _ in range(_MOST_PEAK_SEARCHES):
-            smallest_bytes = self._entries[-1].peak_bytes
-            if self.proofs.least_peak_bytes >= smallest_bytes:
-                return
-            plans, least = self._sweeps.smaller(smallest_bytes)
-            self._try_all(plans)
-            self._prove_peak(least)
-            if self._entries[-1].peak_bytes == smallest_bytes:
-                return
 
     def _try_priced(self, budget_bytes: int, visit: int = 0) -> bool:
         """Look for prices, once for each budget, and try the plans that are met on the way."""

@@ -12,19 +12,23 @@ are, in turn:
 5. where the step is small enough to try: the best so far with one value decided otherwise, or two, a few times over,
 6. what backward sweeps and linear programs find where the best so far may be far from the best (``refinement``),
 7. where launches take long: what launches less than those (``thinning``).
+
+Only where a budget lies below all of them is the smallest peak looked for with all effort (``with_least_peak``). What is
+found there is not on the frontier of larger budgets, whoever asked first.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
 from memfit.planning.block_borders import bordered_choices
 from memfit.planning.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
 from memfit.planning.few_launches import choices_of_few_launches
 from memfit.planning.known_rules import known_rules
+from memfit.planning.least_peak import least_peak
 from memfit.planning.min_cut import HoldOrReplay
 from memfit.planning.proofs import Proofs
 from memfit.planning.refinement import refined
@@ -45,6 +49,8 @@ _ANCHORED_TILTS = (0.5, 3.0)
 _MOST_FLIPS, _NUM_FLIP_ROUNDS, _NUM_FLIP_STARTS = 10_000, 6, 16
 # How many plans that differ in two values.
 _MOST_PAIRS = 4_000
+# How many cells sweeps that look for nothing but the least peak may have, and for steps of how many ops they do.
+_EFFORT_FOR_LEAST_PEAK, _MOST_OPS_OF_LEAST_PEAK = 40_000_000, 6_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,24 @@ def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = fro
     if trade_off.is_exact:
         proofs.least_peak_bytes = frontier[-1].peak_bytes
     return Exploration(frontier, trade_off.may_be_recomputed, trade_off.is_exact, proofs)
+
+
+def with_least_peak(
+    step: Step, exploration: Exploration, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()
+) -> Exploration:
+    """Return an exploration with plans below its smallest peak, and what more is proven about that.
+
+    This takes its time: more than all the rest.
+    """
+    smallest, least_bytes = exploration.frontier[-1], exploration.proofs.least_peak_bytes
+    if least_bytes >= smallest.peak_bytes or step.num_ops > _MOST_OPS_OF_LEAST_PEAK:
+        return exploration
+    trade_off = TradeOff(step, forced=forced, kept=kept)
+    sweeps = Sweeps(step, trade_off.may_be_recomputed)
+    smaller, least_bytes = least_peak(trade_off, sweeps, smallest, least_bytes, _EFFORT_FOR_LEAST_PEAK)
+    below = tuple(plan for plan in trade_off.frontier() if plan.peak_bytes < smallest.peak_bytes)
+    proofs = exploration.proofs.with_least_peak(min(least_bytes, smaller.peak_bytes))
+    return replace(exploration, frontier=exploration.frontier + below, proofs=proofs)
 
 
 def _fill(trade_off: TradeOff) -> None:

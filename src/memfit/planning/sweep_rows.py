@@ -73,11 +73,7 @@ class Rows:
         columns = [table[index] for table in tables for index in sorted(table)]
         if with_runs:
             columns += [self.runs[op][0] for op in sorted(self.runs)]
-        hashes = np.full(self.num_rows, _FIRST_HASH)
-        for column in columns:
-            hashes = (hashes ^ column.astype(np.uint64)) * _HASH_FACTOR
-            hashes ^= hashes >> _HASH_SHIFT
-        return hashes
+        return hashed(columns, self.num_rows)
 
     def end_keys(self) -> Iterable[Ints]:
         """Return the tables of keys at which something that is yet to be decided on may end."""
@@ -106,6 +102,15 @@ def _covered(keys: Ints, first: Ints, last: Ints, without: Sequence[Interval]) -
     for start, end in without:
         covered &= (keys < start) | (keys > end)
     return covered
+
+
+def hashed(columns: Iterable[Ints], num_rows: int) -> npt.NDArray[np.uint64]:
+    """Return a hash of the numbers of each row."""
+    hashes = np.full(num_rows, _FIRST_HASH)
+    for column in columns:
+        hashes = (hashes ^ column.astype(np.uint64)) * _HASH_FACTOR
+        hashes ^= hashes >> _HASH_SHIFT
+    return hashes
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
@@ -330,8 +335,30 @@ class Decisions:
             keys, memory = keys.copy(), memory.copy()
             keys[settled], memory[settled] = -1, NOTHING
             rows.runs[op] = keys, memory
-            if (keys < 0).all():
-                del rows.runs[op]
+        self._take_runs_together(rows)
+        for op in [op for op, (keys, _) in rows.runs.items() if (keys < 0).all()]:
+            del rows.runs[op]
+
+    def _take_runs_together(self, rows: Rows) -> None:
+        """Put a run to a later one of its slot where nothing that is yet to be decided on can end between them."""
+        per_slot = self._timeline.keys_per_slot
+        ops = sorted(rows.runs)
+        for number, op in enumerate(ops):
+            keys, memory = (column.copy() for column in rows.runs[op])
+            for later in ops[number + 1 :]:
+                later_keys, later_memory = rows.runs[later]
+                is_together = (keys >= 0) & (keys // per_slot == later_keys // per_slot)
+                if not is_together.any():
+                    continue
+                for end in rows.end_keys():
+                    # What is taken over ends one key before.
+                    is_together &= (end < keys) | (end > later_keys)
+                which = np.flatnonzero(is_together)
+                later_memory = later_memory.copy()
+                later_memory[which] = np.maximum(later_memory[which], memory[which])
+                rows.runs[later] = later_keys, later_memory
+                keys[which], memory[which] = -1, NOTHING
+            rows.runs[op] = keys, memory
 
     def copy_what_was_there_before(self, rows: Rows) -> None:
         """Count the copies of what was there before the step and is written over: all of its readers are known now."""

@@ -19,16 +19,14 @@ from memfit.planning.time_prices import TimePrices
 
 # An op with more outputs than this that can be dropped has too many choices.
 _MOST_OUTPUTS = 4
-# How many ops' worth of rows there are for the smallest plans of a step, and within what limits.
-_EFFORT_OPS, _LEAST_ROWS, _MOST_ROWS = 7_000, 12, 60
-# Steps of more ops that can be decided on are swept in part only; these are how many from the first on.
-_MOST_OPS = 750
+# How many ops' worth of rows there are for a small plan, within what limits, and up to how many ops.
+_EFFORT_OPS, _LEAST_ROWS, _MOST_ROWS, _MOST_OPS_OF_SMALL = 7_000, 12, 60, 750
+# How many ops are in parts of the step, from the first on.
 _NUM_OPS_OF_PARTS = (6, 12, 24, 48)
 _ROWS_OF_PARTS = 60
 # Where there are more values or states, there are no prices.
 _MOST_VALUES_PRICED, _MOST_STATES, _MOST_TIMES = 320, 120_000, 64
 _TRIES_FOR_PEAK, _TRIES_FOR_BUDGET = 25, 12
-_EFFORT_FOR_SMALLER = 30_000
 # Prices that are too high for the budget as a whole tell more about what is nearly infeasible.
 _PRICE_FACTORS = (1.0, 1.7, 3.0)
 # Steps this small are swept as a whole.
@@ -47,7 +45,7 @@ class Sweeps:
         ops = self._timeline.ops_to_decide()
         most_outputs = max((len(self._droppable_outputs(op)) for op in ops), default=0)
         self.num_ops = len(ops)
-        self._is_possible = 0 < most_outputs <= _MOST_OUTPUTS
+        self.is_possible = 0 < most_outputs <= _MOST_OUTPUTS
         self._prices: TimePrices | None = None
         self._prices_of_budget: dict[int, Numbers] = {}
 
@@ -62,7 +60,7 @@ class Sweeps:
         step = self._step
         if not self._timeline.droppable:
             return []
-        if not self._is_possible or len(self._timeline.droppable) > _MOST_VALUES_OF_ALL:
+        if not self.is_possible or len(self._timeline.droppable) > _MOST_VALUES_OF_ALL:
             return None
         if step.time.launches_may_matter or step.counts_with_margin:
             return None
@@ -74,9 +72,17 @@ class Sweeps:
                 return None
         return [plan.dropped for plan in result.found] if result.is_complete else None
 
+    def smallest(self, limit_bytes: int, num_rows: int, *, is_relaxed: bool) -> tuple[list[frozenset[int]], int, int]:
+        """Return plans that may be within a limit, a peak that none can stay below, and how many cells that took.
+
+        The peak is no more than the limit and one.
+        """
+        result = swept(self._timeline, limit_bytes, by_seconds=False, most_rows=num_rows, is_relaxed=is_relaxed)
+        return [plan.dropped for plan in result.found], int(np.ceil(result.least)), result.num_cells
+
     def small(self, smallest_bytes: int) -> list[frozenset[int]]:
-        """Return a plan of low peak, where the step is not too large to look for it all at once."""
-        if not self._is_possible or self.num_ops > _MOST_OPS:
+        """Return a plan of low peak, found with few rows."""
+        if not self.is_possible or self.num_ops > _MOST_OPS_OF_SMALL:
             return []
         num_rows = min(max(_EFFORT_OPS // self.num_ops, _LEAST_ROWS), _MOST_ROWS)
         result = swept(self._timeline, smallest_bytes - 1, by_seconds=False, most_rows=num_rows)
@@ -97,7 +103,7 @@ class Sweeps:
 
     def _parts(self) -> Iterable[SweepTimeline]:
         """Return beginnings of the step, whose backward pass comes last: then the gradients of all others are there."""
-        ops = self._timeline.ops_to_decide()[::-1] if self._is_possible else []
+        ops = self._timeline.ops_to_decide()[::-1] if self.is_possible else []
         for num_ops in _NUM_OPS_OF_PARTS:
             if num_ops < len(ops):
                 part = SweepTimeline(self._step, self._may_be_recomputed, before_op=ops[num_ops])
@@ -107,7 +113,7 @@ class Sweeps:
     def find_prices(self, likely_peaks: Set[int]) -> bool:
         """Look at all plans through prices; return whether the step is small enough for that."""
         step = self._step
-        if not self._is_possible or len(self._timeline.droppable) > _MOST_VALUES_PRICED:
+        if not self.is_possible or len(self._timeline.droppable) > _MOST_VALUES_PRICED:
             return False
         later = range(step.close_time, step.num_ops)
         times = sorted({*likely_peaks, *later[:: max(len(later) // _MOST_TIMES, 1)]})
@@ -117,19 +123,6 @@ class Sweeps:
         self._prices = TimePrices(step, self._graph)
         self._peak_prices, self.priced_least_peak = self._prices.for_peak(_TRIES_FOR_PEAK)
         return True
-
-    def smaller(self, smallest_bytes: int) -> tuple[list[frozenset[int]], int]:
-        """Return plans below the smallest peak known, and a peak that none can stay below."""
-        guides = [Guide(self._peak_prices, 0.0)]
-        result = swept(
-            self._timeline,
-            smallest_bytes - 1,
-            by_seconds=False,
-            most_rows=_EFFORT_FOR_SMALLER // self.num_ops,
-            graph=self._graph,
-            guides=guides,
-        )
-        return [plan.dropped for plan in result.found], int(np.ceil(result.least))
 
     def priced(self, budget_bytes: int) -> tuple[list[frozenset[int]], Line]:
         """Return the plans that were met in looking for prices for a budget, and what those prove."""

@@ -153,35 +153,64 @@ class SweepTimeline:
     def _index_events(self) -> None:
         """Note where what is decided at some op can begin or end, so that columns between can be merged later."""
         step = self.step
-        events: list[tuple[int, int]] = []
+        begins: list[tuple[int, int]] = []
+        ends: list[tuple[int, int]] = []
         own: list[tuple[int, int]] = []
+        latest = self._latest_uses()
         for value in sorted(self.droppable | self.read_by_recipes):
             storage = step.value_storage[value]
             # What lies in a storage that was there before the step is known to end with all of its readers only.
             is_outside = step.storage_start[storage] < 0 and value not in self.droppable
+            if is_outside and step.overwritten_at[value] == NEVER:
+                # It takes no memory of its own.
+                continue
             op = -1 if is_outside else step.value_op[value]
             first = op if op < 0 else step.storage_start[storage]
             if step.last_release_of_value[value] >= 0:
-                events.append((first, self.op_key(step.last_release_of_value[value]) + 1))
+                ends.append((first, self.op_key(step.last_release_of_value[value]) + 1))
             if step.overwritten_at[value] < NEVER:
-                events.append((op, self.op_key(step.overwritten_at[value])))
+                begins.append((op, self.op_key(step.overwritten_at[value])))
             if op >= 0:
-                events += [(first, self.op_key(self.certain_end[storage]) + 1), (op, self.op_key(op))]
+                # Up to its certain end it was counted, from then on it may be kept.
+                begins += [(first, self.op_key(self.certain_end[storage]) + 1), (op, self.op_key(op))]
             if value in self.waited_for:
-                events += [(first, self.waited_for[value][0]), (first, self.waited_for[value][1] + 1)]
+                first_key, last_key = self.waited_for[value]
+                ends.append((first, first_key))
+                is_needed_later = latest.get(value, -1) > step.last_release_of_value[value]
+                (begins if is_needed_later else ends).append((first, last_key + 1))
             if value in self.droppable and self.slot_of_first_read[value] < NOBODY:
                 own.append((op, self.slot_of_first_read[value]))
         for storage in sorted(self.open_storages):
             start = step.storage_start[storage]
-            events.append((start, self.op_key(start)))
-        self._event_ops, self._event_keys = _columns(events)
+            begins.append((start, self.op_key(start)))
+        self._begin_ops, self._begin_keys = _columns(begins)
+        self._end_ops, self._end_keys = _columns(ends)
         self._own_ops, self._own_slots = _columns(own)
+
+    def _latest_uses(self) -> dict[int, int]:
+        """Return the time of the last read for which a recipe that starts from a value can run, by value."""
+        step = self.step
+        latest: dict[int, int] = {}
+        for op in sorted(self.recipes, reverse=True):
+            times = [-1]
+            for value in step.op_outputs[op]:
+                if value in self.droppable:
+                    first_read = self._first_read(value)
+                    times += [latest.get(value, -1), first_read if first_read < NEVER else -1]
+            for value in step.op_inputs[op]:
+                latest[value] = max(latest.get(value, -1), *times)
+        return latest
 
     def events_before(self, op: int, last_key: int) -> tuple[set[int], set[int]]:
         """Return the keys where what earlier ops make can begin, or has just ended, and the slots they may run in."""
-        keys = self._event_keys[(self._event_ops < op) & (self._event_keys <= last_key)]
+        keys = self._begin_keys[(self._begin_ops < op) & (self._begin_keys <= last_key)]
+        ends = self._end_keys[(self._end_ops < op) & (self._end_keys <= last_key)]
         slots = self._own_slots[(self._own_ops < op) & (self._own_slots * self.keys_per_slot <= last_key)]
-        return set(keys.tolist()), set(slots.tolist())
+        return {*keys.tolist(), *ends.tolist()}, set(slots.tolist())
+
+    def begins_before(self, op: int, last_key: int) -> set[int]:
+        """Return those of the keys where what earlier ops make can begin; in slots it can do so, too."""
+        return set(self._begin_keys[(self._begin_ops < op) & (self._begin_keys <= last_key)].tolist())
 
     def borders_of_slot(self, slot: int, op: int) -> tuple[int, int]:
         """Return the keys between which ops before ``op`` can still run in a slot."""

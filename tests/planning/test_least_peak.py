@@ -1,0 +1,70 @@
+"""The smallest peak of steps that are too large to try everything: found, proven, and looked for when asked for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from tests.planning.drawn_profiles import drawn_profiles
+from tests.planning.model_families import gpt, resnet
+from tests.planning.test_backward_sweep import exact_frontier, holds_what_never_runs
+
+import memfit.planning.refinement as refinement
+import memfit.planning.search as search
+from memfit.errors import InfeasibleBudgetError
+from memfit.graph.model_profile import ModelProfile
+from memfit.planning.least_peak import least_peak
+from memfit.planning.planner import frontier, plan
+from memfit.planning.step import Step
+from memfit.planning.sweep_search import Sweeps
+from memfit.planning.trade_off import TradeOff
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn_profiles())
+def test_the_least_peak_is_that_of_all_choices(profile: ModelProfile) -> None:
+    step = Step(profile)
+    exact = exact_frontier(step, most_values=9)
+    trade_off, sweeps = TradeOff(step), Sweeps(step, step.may_be_recomputed)
+    smallest, least_bytes = least_peak(trade_off, sweeps, trade_off.add(set()), 0, effort=10_000_000)
+    assert least_bytes <= exact[-1].peak_bytes <= smallest.peak_bytes
+    if sweeps.is_possible and not holds_what_never_runs(step):
+        assert least_bytes == exact[-1].peak_bytes == smallest.peak_bytes
+
+
+@pytest.mark.parametrize(("profile", "least_bytes"), [(gpt(), 12_252_094_464), (resnet(), 2_743_448_320)])
+def test_the_smallest_peak_of_repeated_blocks_is_proven(profile: ModelProfile, least_bytes: int) -> None:
+    assert frontier(profile, points=2)[-1].peak_bytes == least_bytes
+    with pytest.raises(InfeasibleBudgetError, match="no plan can have less\\)") as raised:
+        plan(profile, budget=least_bytes - 1)
+    assert raised.value.minimum_bytes == least_bytes
+    assert plan(profile, budget=least_bytes).predicted_peak_bytes == least_bytes
+
+
+def test_what_is_below_the_frontier_is_looked_for_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refinement, "_EFFORT_FOR_LEAST_PEAK", 0)
+    profile = resnet()
+    smallest = frontier(profile, points=2)[-1]
+    with pytest.raises(InfeasibleBudgetError, match="no plan can have less\\)") as raised:
+        plan(profile, budget=1)
+    minimum_bytes = raised.value.minimum_bytes
+    assert minimum_bytes < smallest.peak_bytes
+    made = plan(profile, budget=minimum_bytes)
+    assert made.predicted_peak_bytes == minimum_bytes
+    assert plan(profile, budget=smallest.peak_bytes).predicted_peak_bytes == smallest.peak_bytes
+
+
+def test_a_minimum_that_is_not_proven_is_told_with_what_no_plan_can_have_less_than(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (refinement, search):
+        monkeypatch.setattr(module, "_EFFORT_FOR_LEAST_PEAK", 0)
+    profile = resnet()
+    smallest = frontier(profile, points=2)[-1]
+    with pytest.raises(InfeasibleBudgetError) as raised:
+        plan(profile, budget=smallest.peak_bytes - 1)
+    assert raised.value.minimum_bytes == smallest.peak_bytes
+    proven = re.search(r"no plan can have less than (\d+)\)", str(raised.value))
+    assert proven is not None
+    assert 0 < int(proven[1]) < smallest.peak_bytes
