@@ -6,8 +6,8 @@ Times are of one whole call of plan() on a profile that was never planned before
 Llamas of 500 to 20,000 ops (forward and backward) and for chains whose blocks are all alike. Later calls on the same
 profile take milliseconds. The growth exponent is the slope from one size to the next: 1 is linear. Gaps are what
 frontier() reports at eight peaks between the smallest and the plain step's, and at the smallest, as a share of the
-step, for five families at real sizes (``tests/planning/model_families.py``). Minimums are what a budget that is too small
-is told for each: the smallest peak found, the one that no plan can stay below, and the seconds until then.
+step, for five families at real sizes (``tests/planning/model_families.py``). Minimums are what a budget that is too
+small is told for each: the smallest peak found, the one that no plan can stay below, and the seconds until then.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Swept:
 
     Every plan within what was asked for has at least ``least``: seconds, or bytes of the peak where those are looked
     for. ``is_complete`` says that no row was forgotten for want of room, ``num_cells`` how much work it
-    was: each row of each op, times the values it remembers something about, and a few more.
+    was: for each op its rows, times the values that they remember something about and a few more.
     """
 
     found: list[Found]
@@ -292,8 +292,8 @@ class _Sweep:
             self._keep(which := self._unbeaten(classes))
             promises = promises.taken(which)
             if self._is_relaxed and self._rows.num_rows > self._most_rows:
-                self._keep(which := self._take_together(classes.taken(which)))
-                promises = promises.taken(which)
+                self._keep(self._take_together(classes.taken(which)))
+                promises = self._promises(level_number)
         if self._rows.num_rows > self._most_rows:
             promised = promises.seconds if self._by_seconds else promises.peaks
             order = np.argsort(promised, kind="stable")

@@ -13,8 +13,8 @@ are, in turn:
 6. what backward sweeps and linear programs find where the best so far may be far from the best (``refinement``),
 7. where launches take long: what launches less than those (``thinning``).
 
-Only where a budget lies below all of them is the smallest peak looked for with all effort (``with_least_peak``). What is
-found there is not on the frontier of larger budgets, whoever asked first.
+Only where a budget lies below all of them is the smallest peak looked for with all effort (``with_least_peak``). What
+is found there is not on the frontier of larger budgets, whoever asked first.
 """
 
 from __future__ import annotations

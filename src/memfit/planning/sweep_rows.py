@@ -67,12 +67,10 @@ class Rows:
         taken.runs = {op: (keys[rows], memory[rows]) for op, (keys, memory) in self.runs.items()}
         return taken
 
-    def states(self, *, with_runs: bool = False) -> npt.NDArray[np.uint64]:
+    def states(self) -> npt.NDArray[np.uint64]:
         """Return a hash of each row's state."""
         tables = (getattr(self, name) for name in _STATE_TABLES)
         columns = [table[index] for table in tables for index in sorted(table)]
-        if with_runs:
-            columns += [self.runs[op][0] for op in sorted(self.runs)]
         return hashed(columns, self.num_rows)
 
     def end_keys(self) -> Iterable[Ints]:
