@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.step_comparison import assert_same, leaves
-from torch import nn
+from torch import Tensor, nn
 
 import memfit
 from memfit.capture.op_costs import Cost, OpMeter, with_costs
@@ -136,3 +136,17 @@ def test_every_op_that_computes_has_seconds() -> None:
     # Sixteen times the FLOPs.
     assert products[1].seconds > products[0].seconds
     assert profile.step_seconds > 0
+
+
+def test_the_roofline_is_measured_with_as_much_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    randn, widths = torch.randn, []
+
+    def scarce(*size: int, **options: Any) -> Tensor:
+        widths.append(size[0])
+        if size[0] > 128:
+            raise torch.OutOfMemoryError
+        return randn(*size, **options)
+
+    monkeypatch.setattr(torch, "randn", scarce)
+    assert Roofline.of_device(torch.device("cpu"), [torch.float32]).flops_per_second[torch.float32] > 0
+    assert widths == [512, 256, 128]

@@ -8,12 +8,12 @@ import pytest
 from tests.planning.test_listening import profile_of
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.allocator import STEP_MARGIN_BYTES, counted_bytes
+from memfit.planning.allocator import counted_bytes, step_margin_bytes
 from memfit.planning.simulator import judged
 from memfit.planning.step import Step
 
 MIB = 2**20
-MARGIN = MIB * 7 // 10
+MARGIN = MIB * 6 // 10
 
 
 @pytest.mark.parametrize("num_bytes", [0, 512, MIB, 5 * MIB, 64 * MIB])
@@ -24,6 +24,11 @@ def test_small_and_even_sizes_are_what_they_are(num_bytes: int) -> None:
 @pytest.mark.parametrize("num_bytes", [MIB + 512, 49 * MIB + MIB // 4])
 def test_odd_large_sizes_may_come_with_what_was_left_over(num_bytes: int) -> None:
     assert counted_bytes(num_bytes) == num_bytes + MARGIN
+
+
+def test_a_step_that_makes_odd_large_sizes_has_a_margin_of_its_own() -> None:
+    assert step_margin_bytes([]) == step_margin_bytes([512, MIB + MIB, MIB - 1]) == 2 * MIB
+    assert step_margin_bytes([512, MIB + 512]) == 22 * MIB
 
 
 def with_sizes(profile: ModelProfile, num_bytes: int) -> ModelProfile:
@@ -37,7 +42,7 @@ def test_only_plans_are_counted_with_the_margin() -> None:
     step = Step(profile)
     assert judged(step, set()).peak_bytes == 12_345_678
     # While "c" runs: the batch, which was there before, what "a" made, for the replay of "b", what "b" made, and "c".
-    assert judged(step, {2}).peak_bytes == STEP_MARGIN_BYTES + size + 3 * (size + MARGIN)
+    assert judged(step, {2}).peak_bytes == step_margin_bytes([size]) + size + 3 * (size + MARGIN)
 
 
 def test_a_step_that_never_ran_on_a_device_is_counted_as_it_is() -> None:

@@ -57,16 +57,27 @@ class Roofline:
     def of_device(device: torch.device, dtypes: Iterable[torch.dtype] = ()) -> Roofline:
         """Measure the device: a product of large matrices in each of ``dtypes``, and a copy beyond its caches."""
         clock = clock_for(device)
-        width = 4096 if device.type == "cuda" else 512
         rates: dict[torch.dtype | None, float] = {}
         with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             for dtype in dict.fromkeys(dtypes):
-                # Random numbers: a chip runs products of equal ones faster than it ever runs a model's.
-                matrix = torch.randn(width, width, device=device).to(dtype)
-                rates[dtype] = 2 * width**3 / clock.seconds_of(partial(torch.mm, matrix, matrix))
+                rates[dtype] = _flops_per_second(device, dtype)
             one = torch.ones(1, device=device)
             shortest_seconds = clock.seconds_of(partial(torch.add, one, one))
             return Roofline(rates, _copied_bytes_per_second(device), shortest_seconds)
+
+
+def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """Return how fast matrices are multiplied, as large ones as there is room for."""
+    width = 4096 if device.type == "cuda" else 512
+    while True:
+        try:
+            # Random numbers: a chip runs products of equal ones faster than it ever runs a model's.
+            matrix = torch.randn(width, width, device=device).to(dtype)
+            return 2 * width**3 / clock_for(device).seconds_of(partial(torch.mm, matrix, matrix))
+        except torch.OutOfMemoryError:
+            width //= 2
+            if width < 64:
+                raise
 
 
 def _copied_bytes_per_second(device: torch.device) -> float:

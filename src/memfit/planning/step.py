@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfit.graph.model_profile import ModelProfile, Phase, Replay, Save
-from memfit.planning.allocator import STEP_MARGIN_BYTES, counted_bytes
+from memfit.planning.allocator import counted_bytes, step_margin_bytes
 from memfit.planning.regions import Listeners
 from memfit.planning.step_time import StepTime
 
@@ -87,7 +87,8 @@ class Step:
             num_bytes for num_bytes, start in zip(self.storage_bytes, self.storage_start, strict=True) if start < 0
         )
         if self.counts_with_margin:
-            self.resident_bytes += STEP_MARGIN_BYTES
+            made = (value.num_bytes for value in self.profile.values if value.op_index is not None)
+            self.resident_bytes += step_margin_bytes(made)
 
     def _index_plain_step(self) -> None:
         """Note what comes and goes with each op when every value is saved; what outlives the step goes behind it."""
