@@ -1,8 +1,8 @@
-"""What recording costs per op: one small GPT block run plainly, under an empty dispatch mode, and under the tape.
+"""What recording costs per op: one small GPT block run plainly, under an empty dispatch mode, and under both tapes.
 
     python benchmarks/recording_cost.py
 
-The best of many forward passes in process time on one thread; the tensors are tiny, so that Python is what is timed.
+The best of many forward passes in process time on one thread; the tensors are tiny, so that listening is what is timed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from gpt import GPT
 from measuring import machine
 
+from memfit.runtime.forward_pass import ForwardPass
+from memfit.runtime.native_tape import engine_name, new_tape
 from memfit.runtime.regions import Region
 from memfit.runtime.tape import Tape
 from memfit.runtime.torch_internals import DispatchMode
@@ -37,10 +39,13 @@ def main() -> None:
     block, x = model.blocks[0], torch.randn(1, 16, 32, requires_grad=True)
     region = Region("blocks.0", model, {f"aten.{op}": True for op in REPLAYED})
 
-    def under_tape() -> None:
-        tape = Tape()
-        tape.run(region, block, (x,), {})
-        tape.close()
+    def under(new: Callable[[], ForwardPass]) -> Callable[[], None]:
+        def run() -> None:
+            tape = new()
+            tape.run(region, block, (x,), {})
+            tape.close()
+
+        return run
 
     def under_empty_mode() -> int:
         with Empty() as mode:
@@ -50,7 +55,13 @@ def main() -> None:
     num_ops = under_empty_mode()
     plain = best_microseconds(lambda: block(x))
     print(f"{machine()}: {num_ops} ops, plain {plain / num_ops:.1f} us each")
-    for name, run in (("an empty dispatch mode", under_empty_mode), ("the tape, every value dropped", under_tape)):
+    ways: dict[str, Callable[[], object]] = {
+        "an empty dispatch mode": under_empty_mode,
+        "the tape in Python, every value dropped": under(Tape),
+    }
+    if engine_name() == "C++":
+        ways["the tape in C++, every value dropped"] = under(new_tape)
+    for name, run in ways.items():
         print(f"{name} adds {(best_microseconds(run) - plain) / num_ops:.1f} us per op")
 
 

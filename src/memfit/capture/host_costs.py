@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +20,7 @@ from memfit.runtime.native_tape import new_tape
 from memfit.runtime.regions import Region
 
 _NUM_LAYERS = 20
-_NUM_RUNS = 10
+_NUM_ROUNDS = 60
 # How much more than in a short loop the engine may cost in a real step.
 _MOST_FACTOR = 5.0
 
@@ -33,7 +34,7 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
     chain = _Chain(_one(1, 1), _one(1))
     model = nn.Identity()
 
-    def seconds_in(region: Region, *, backward: bool = False) -> float:
+    def listening_in(region: Region, *, backward: bool = False) -> Callable[[], None]:
         def run() -> None:
             tape = new_tape()
             result = tape.run(region, chain.forward, (), {})
@@ -41,21 +42,29 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
             if backward:
                 result.backward()
 
-        return _least_seconds(run)
+        return run
 
     dropping = {"aten.addmm": True, "aten.gelu": True}
-    plain = _least_seconds(chain.forward)
-    plain_step = _least_seconds(lambda: chain.forward().backward())
-    recorded = seconds_in(Region("", model, {}, watches=False)) - plain
-    dropped = seconds_in(Region("", model, dropping, watches=False)) - plain - recorded
-    watched = seconds_in(Region("", model, {}, records=False), backward=True) - plain_step
-    everything = seconds_in(Region("", model, dropping), backward=True) - plain_step
-    replayed = everything - recorded - dropped - watched
     listening_twice = Plan({}, regions=("0",), watched=("0",), recompute_flops=0, fingerprint="")
-    wrapped = nn.Sequential(nn.Identity())
+    bare, wrapped = nn.Sequential(nn.Identity()), nn.Sequential(nn.Identity())
     with Applied(wrapped, listening_twice, new_tape):
-        listening_entries = _least_seconds(lambda: [wrapped(chain.bias) for _ in range(_NUM_LAYERS)])
-    entries = listening_entries - _least_seconds(lambda: [wrapped(chain.bias) for _ in range(_NUM_LAYERS)])
+        seconds = _least_seconds_of_each(
+            {
+                "plain": chain.forward,
+                "plain step": lambda: chain.forward().backward(),
+                "recorded": listening_in(Region("", model, {}, watches=False)),
+                "dropped": listening_in(Region("", model, dropping, watches=False)),
+                "watched": listening_in(Region("", model, {}, records=False), backward=True),
+                "everything": listening_in(Region("", model, dropping), backward=True),
+                "bare": lambda: [bare(chain.bias) for _ in range(_NUM_LAYERS)],
+                "wrapped": lambda: [wrapped(chain.bias) for _ in range(_NUM_LAYERS)],
+            }
+        )
+    recorded = seconds["recorded"] - seconds["plain"]
+    dropped = seconds["dropped"] - seconds["recorded"]
+    watched = seconds["watched"] - seconds["plain step"]
+    replayed = seconds["everything"] - seconds["plain step"] - recorded - dropped - watched
+    entries = seconds["wrapped"] - seconds["bare"]
     return HostCosts(
         forward=forward_seconds,
         backward=backward_seconds,
@@ -115,10 +124,12 @@ def _one(*size: int) -> Tensor:
     return torch.ones(size, device="cpu", dtype=torch.float32, requires_grad=True)
 
 
-def _least_seconds(run: Callable[[], object]) -> float:
-    times = []
-    for _ in range(_NUM_RUNS):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return min(times)
+def _least_seconds_of_each(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the least that each takes. They take turns: their differences are small, and a host may slow down."""
+    least = dict.fromkeys(runs, math.inf)
+    for _ in range(_NUM_ROUNDS):
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run()
+            least[name] = min(least[name], time.perf_counter() - begin)
+    return least
