@@ -50,7 +50,7 @@ _MOST_FLIPS, _NUM_FLIP_ROUNDS, _NUM_FLIP_STARTS = 10_000, 6, 16
 # How many plans that differ in two values.
 _MOST_PAIRS = 4_000
 # How many cells sweeps that look for nothing but the least peak may have, and for steps of how many ops they do.
-_EFFORT_FOR_LEAST_PEAK, _MOST_OPS_OF_LEAST_PEAK = 40_000_000, 6_000
+_EFFORT_FOR_LEAST_PEAK, _MOST_OPS_OF_LEAST_PEAK = 120_000_000, 6_000
 
 
 @dataclass(frozen=True, slots=True)
