@@ -17,6 +17,7 @@ from memfit.layers.files import LAYERS_FORMAT, layers_from_document, plan_docume
 from memfit.layers.plan import build_checkpoint_plan
 from memfit.layers.strategies import Budget
 from memfit.layers.validation import shown
+from memfit.progress import progress_on_terminal
 from memfit.units import parse_bytes
 
 # The format of profiles, written out: importing its module would slow down plans over layers.
@@ -107,13 +108,16 @@ def _plan_profile(document: dict[str, Any], file: Path, wish: _Wish, output: Pat
     from memfit.planning.planner import plan as plan_step
 
     measured = ModelProfile.load(file)
-    value_plan = plan_step(
-        measured,
-        budget=None if wish.budget is None else parse_budget(wish.budget),
-        strategy=None if wish.strategy is None else parse_strategy(wish.strategy),
-        force_save=wish.force_save,
-        force_recompute=wish.force_recompute,
-    )
+    with progress_on_terminal() as progress:
+        # Seconds as a rule; a minute where the budget is too small and the smallest one is looked for.
+        progress.stage("planning")
+        value_plan = plan_step(
+            measured,
+            budget=None if wish.budget is None else parse_budget(wish.budget),
+            strategy=None if wish.strategy is None else parse_strategy(wish.strategy),
+            force_save=wish.force_save,
+            force_recompute=wish.force_recompute,
+        )
     if output is not None:
         value_plan.save(output)
     if as_json:
