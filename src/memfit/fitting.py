@@ -20,7 +20,7 @@ from memfit.planning.budgets import BudgetLike
 from memfit.planning.planner import plan as plan_step
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.apply import Applied
-from memfit.runtime.native_tape import TapeChoice
+from memfit.runtime.tape_choice import TapeChoice
 from memfit.units import format_bytes
 from memfit.verification.verifying import verify
 

@@ -15,7 +15,7 @@ RUN_ONCE = {
     "test_applied_model",
     "test_cuda_graphs",
     "test_distributed",
-    "test_native_build",
+    "test_native_engine",
     "test_on_gpu",
     "test_predicted_peaks",
     "test_profile_keeps_the_model",

@@ -24,7 +24,7 @@ from memfit.planning.planner import plan_of_all_that_replays
 from memfit.runtime.apply import Applied
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.ledger import peak_of
-from memfit.runtime.native_tape import TapeChoice
+from memfit.runtime.tape_choice import TapeChoice
 
 # Ops are timed for this long, or for as long as this many steps take, whichever is longer.
 _OP_TIMING_SECONDS = 1.0

@@ -17,8 +17,8 @@ from memfit.graph.plan import Plan
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, wrap_forward
-from memfit.runtime.native_tape import TapeChoice
 from memfit.runtime.regions import Region, regions_of
+from memfit.runtime.tape_choice import TapeChoice
 from memfit.runtime.torch_internals import in_function_transform, outer_saved_tensors_hooks
 
 

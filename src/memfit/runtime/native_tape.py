@@ -1,4 +1,4 @@
-"""The tape in C++ (``native_tape.cpp``), as the rest of the engine sees it, and the choice between the two tapes."""
+"""The tape in C++ (``native/``), as the rest of the engine sees it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from memfit.runtime.tape import Tape
 from memfit.runtime.torch_internals import let_higher_order_operators_through, outer_saved_tensors_hooks
 
 _TREATMENTS = list(Treatment)
-_KEY = "Fake"
 
 
 def new_tape() -> ForwardPass:
@@ -29,38 +28,6 @@ def new_tape() -> ForwardPass:
     if native is None or outer_saved_tensors_hooks() is not None or native.is_listening():
         return Tape()
     return NativeTape(native)
-
-
-class TapeChoice:
-    """Makes the tapes for the forward passes of one plan: in C++, unless only Python hears what the plan expects.
-
-    Profiles are recorded by a dispatch mode, and a few composite ops of torch take other ways where one is at work: the
-    attention of CPUs, with a mask, does. Then the calls are counted otherwise than in the profile, and some values are
-    dropped in place of others: right gradients, but another peak. So the first pass is checked, and if it differs the
-    second, with the tape in Python, whether that agrees.
-    """
-
-    def __init__(self) -> None:
-        self._make: Callable[[], ForwardPass] = new_tape
-        self._judge: Callable[[bool], None] | None = self._judge_native
-
-    def __call__(self) -> ForwardPass:
-        """Return a tape for the next pass."""
-        tape = self._make()
-        # Where there is no choice, there is nothing to judge.
-        if isinstance(tape, NativeTape) or self._make is Tape:
-            tape.report = self._judge
-        return tape
-
-    def _judge_native(self, heard_what_was_planned: bool) -> None:
-        self._judge = None
-        if not heard_what_was_planned:
-            self._make, self._judge = Tape, self._judge_python
-
-    def _judge_python(self, heard_what_was_planned: bool) -> None:
-        self._judge = None
-        if not heard_what_was_planned:
-            self._make = new_tape
 
 
 @contextmanager
@@ -110,7 +77,7 @@ def _configured_module() -> Any:
     native = native_module()
     if native is not None:
         native.configure(_rule_of, torch.cuda.is_current_stream_capturing, stale_value_error, nn.Parameter)
-        let_higher_order_operators_through(_KEY)
+        let_higher_order_operators_through(native.key_name)
     return native
 
 

@@ -187,6 +187,7 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
       .def("run", &ForwardPass::run)
       .def("has_heard_what_was_planned", &ForwardPass::has_heard_what_was_planned)
       .def("close", &ForwardPass::close);
+  module.attr("key_name") = c10::toString(KEY);
   module.def("is_listening", [] { return listening_tape != nullptr; });
   module.def("tell_of_copies", [](py::object listener) {
     std::swap(python->copy_listener, listener);

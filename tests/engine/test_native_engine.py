@@ -15,9 +15,10 @@ import memfit
 from memfit.runtime import native_build
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.native_build import native_module
-from memfit.runtime.native_tape import NativeTape, TapeChoice, new_tape
+from memfit.runtime.native_tape import NativeTape, new_tape
 from memfit.runtime.regions import Region
 from memfit.runtime.tape import Tape
+from memfit.runtime.tape_choice import TapeChoice
 
 
 @pytest.fixture
