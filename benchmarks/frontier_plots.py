@@ -40,6 +40,8 @@ _OFFSETS = [
     for distance in (8, 16, 26, 38)
     for across, up in ((1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (-1, 0))
 ]
+# For points at the upper edge, which lie close together: right below, so that each can be told whose it is.
+_OFFSETS_BELOW = [(across, -distance) for distance in (14, 28, 42, 56) for across in (0, -1, 1)]
 # What is slower than this many times the slowest of memfit's overheads goes to the edge.
 _EDGE = 2.0
 
@@ -144,15 +146,16 @@ def _label(axes: Axes, canvas: FigureCanvasAgg, labels: Mapping[str, Row], top: 
 
         def extent_at(offset: tuple[int, int], text: Annotation = text) -> Bbox:
             text.set_position(offset)
-            text.set_horizontalalignment("left" if offset[0] > 0 else "right")
+            text.set_horizontalalignment("center" if offset[0] == 0 else "left" if offset[0] > 0 else "right")
             return text.get_window_extent(renderer)
 
         def covered_at(offset: tuple[int, int]) -> float:
             extent = extent_at(offset)
-            is_outside = not (axes.bbox.x0 <= extent.x0 and extent.x1 <= axes.bbox.x1 and axes.bbox.y0 <= extent.y0)
+            inside = Bbox.intersection(extent, axes.bbox)
+            is_outside = inside is None or inside.width < extent.width or inside.height < extent.height
             return sum(_shared_area(extent, other) for other in taken) + 1e6 * is_outside
 
-        taken.append(extent_at(min(_OFFSETS, key=covered_at)))
+        taken.append(extent_at(min(_OFFSETS if row.ratio <= top else _OFFSETS_BELOW, key=covered_at)))
 
 
 def _shared_area(one: Bbox, other: Bbox) -> float:
