@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,35 @@ def test_it_is_built_once_and_found_again(
     monkeypatch.setattr(torch, "__version__", "99.0")
     assert native_module() == b"a library"
     assert len(commands) == 2
+
+
+def test_without_a_home_to_write_to_it_is_kept_where_files_are_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_folder = tmp_path / "a file"
+    no_folder.write_text("")
+    monkeypatch.delenv("MEMFIT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(no_folder))
+    monkeypatch.setattr(native_build.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = native_build._writable_folder()
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert native_build._writable_folder() == tmp_path / "cache" / "memfit"
+    monkeypatch.setenv("MEMFIT_CACHE", str(tmp_path / "told"))
+    assert native_build._writable_folder() == tmp_path / "told"
+
+
+def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever can write there could put a library of his own in our place."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "a file").write_text("")
+    monkeypatch.delenv("MEMFIT_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
+    monkeypatch.setattr(native_build.tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / f"memfit-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RuntimeError, match="belongs to somebody else"):
+        native_build._writable_folder()
 
 
 def test_what_does_not_compile_is_told_and_done_without(

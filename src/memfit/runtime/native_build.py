@@ -50,11 +50,10 @@ def _built(compiler: str) -> Path:
     sources = [path.read_text() for path in sorted(_SOURCES.iterdir()) if path.is_file()]
     torch_build = f"{torch.__version__} {torch.version.git_version}"
     ingredients = "\n".join([*sources, torch_build, sys.version, *command])
-    folder = _cache_folder()
+    folder = _writable_folder()
     library = folder / f"{_MODULE}-{hashlib.sha256(ingredients.encode()).hexdigest()[:16]}.so"
     if library.exists():
         return library
-    folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{library.name}.lock").open("w") as lock:
         # Of many processes that start at once, one builds and the others wait.
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -83,9 +82,24 @@ def _command(compiler: str) -> list[str]:
     ]
 
 
-def _cache_folder() -> Path:
+def _writable_folder() -> Path:
+    """Return where to keep what is built: as told, or in the user's cache, or, if there is none, in a folder of his."""
     told = os.environ.get("MEMFIT_CACHE")
-    return Path(told) if told else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memfit"
+    if told:
+        Path(told).mkdir(parents=True, exist_ok=True)
+        return Path(told)
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memfit"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):
+        pass  # No home, or one that cannot be written to.
+    folder = Path(tempfile.gettempdir()) / f"memfit-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+        raise RuntimeError(f"{folder} belongs to somebody else; MEMFIT_CACHE names another place")
+    return folder
 
 
 def _first_error(output: str) -> str:
