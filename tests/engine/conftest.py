@@ -10,7 +10,7 @@ import torch
 
 from memfit.runtime import native_tape
 
-# What only Python's engine does, or does as the other one does it: these are run once, with the one that users get.
+# Slow, or not about the engine alone: these are run once, with the engine that users get.
 RUN_ONCE = {
     "test_applied_model",
     "test_cuda_graphs",

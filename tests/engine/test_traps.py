@@ -9,6 +9,7 @@ import gc
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -636,6 +637,22 @@ def test_trap_14_backward_in_another_thread() -> None:
         thread.start()
         thread.join()
     assert all(torch.equal(p.grad, expected) for p, expected in zip(model.parameters(), plain, strict=True))
+
+
+def test_trap_14_two_threads_run_backward_through_one_graph_at_once() -> None:
+    model, x = block_model(), batch()
+    parameters = list(model.parameters())
+    with memfit.apply(model, plan_all(model, x)), ThreadPoolExecutor(2) as threads:
+        for _ in range(100):
+            loss = model(x)
+            both_ready = threading.Barrier(2)
+
+            def backward(loss: Tensor = loss, both_ready: threading.Barrier = both_ready) -> tuple[Tensor, ...]:
+                both_ready.wait()
+                return torch.autograd.grad(loss, parameters, retain_graph=True)
+
+            one, other = threads.submit(backward), threads.submit(backward)
+            assert all(torch.equal(a, b) for a, b in zip(one.result(), other.result(), strict=True))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="streams need a CUDA device")

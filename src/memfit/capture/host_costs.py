@@ -1,4 +1,4 @@
-"""Measures what the engine's own Python costs on this host, which a step that is bound by launches has to wait for."""
+"""Measures what the engine itself costs on this host, which a step that is bound by launches has to wait for."""
 
 from __future__ import annotations
 

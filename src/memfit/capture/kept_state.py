@@ -41,7 +41,8 @@ class KeptState:
         """Run a step, or several, inside the block."""
         gradients = [(leaf, leaf.grad) for leaf in self._leaves]
         contents = [(leaf, leaf.detach()) for leaf in self._leaves if leaf.layout is torch.strided]
-        self._attributes = [AttributeSnapshot(vars(module)) for module in self._step.model.modules()]
+        attributes = [AttributeSnapshot(vars(module)) for module in self._step.model.modules()]
+        self._attributes = attributes
         self._drop_gradients()
         # Inside autocast, casts of weights are kept from pass to pass; each run is to make its own.
         torch.clear_autocast_cache()
@@ -55,8 +56,8 @@ class KeptState:
             for leaf, content in contents:
                 if leaf.untyped_storage() is not content.untyped_storage():
                     leaf.data = content
-            self._changes_attributes |= any(snapshot.has_changed() for snapshot in self._attributes)
-            for snapshot in self._attributes:
+            self._changes_attributes |= any(snapshot.has_changed() for snapshot in attributes)
+            for snapshot in attributes:
                 snapshot.restore()
             if self._writes is not None:
                 self._writes.undo()

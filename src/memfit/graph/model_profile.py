@@ -101,7 +101,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """What the host spends, in seconds, to launch a plain step, and in Python on each thing that the engine does.
+    """What the host spends, in seconds, to launch a plain step, and on each thing that the engine does.
 
     ``forward`` and ``backward`` are the plain step's, the optimizer's part in the latter. Then: an op that runs where
     ops are recorded, with the views around it, and more where its result is dropped; going into a module to listen

@@ -83,7 +83,7 @@ def _command(compiler: str) -> list[str]:
 
 
 def _writable_folder() -> Path:
-    """Return where to keep what is built: as told, or in the user's cache, or, if there is none, in a folder of his."""
+    """Return where to keep what is built: as told, in the user's cache, or, without one, among temporary files."""
     told = os.environ.get("MEMFIT_CACHE")
     if told:
         Path(told).mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,7 +20,6 @@ from torch import Tensor, nn
 from memfit.runtime.call_arguments import covers_its_storage, first_tensor, is_repeatable, written_tensors
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.recipes import InPlaceRecipe, OverwriteRecipe, Recipe
-from memfit.runtime.region_walk import RegionWalk
 from memfit.runtime.regions import DropPattern, Region
 from memfit.runtime.replay import read
 from memfit.runtime.torch_internals import (
@@ -27,6 +27,7 @@ from memfit.runtime.torch_internals import (
     UnpackHook,
     detached_alias,
     detached_alias_below_autograd,
+    outer_saved_tensors_hooks,
 )
 from memfit.runtime.values import (
     DroppedUse,
@@ -43,36 +44,65 @@ from memfit.runtime.values import (
 
 _R = TypeVar("_R", bound=Recipe)
 _Draw = tuple[torch.Generator, Tensor]
+_NOTHING = nullcontext()
 
 
-class Tape(RegionWalk, DispatchMode):
+class Tape(DispatchMode):
     """Records the ops of one forward pass, as a dispatch mode."""
 
     def __init__(self) -> None:
-        DispatchMode.__init__(self)
-        RegionWalk.__init__(self, self._pack, self._unpack)
+        super().__init__()
+        self.report: Callable[[bool], None] | None = None
         self._token = object()
         self._lock = threading.RLock()
         self._dropping_notes: list[weakref.ref[StorageNote]] = []
         self._num_calls: dict[tuple[Region, str], int] = {}
         self._num_recipes = 0
+        self._region: Region | None = None
+        self._is_recording = False
+        self._is_watching = False
+        self._outer_hooks = outer_saved_tensors_hooks()
+        self._hooks = (self._pack, self._unpack)
+        self._watch = torch.autograd.graph.saved_tensors_hooks(*self._hooks)
+
+    def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run ``forward`` as part of ``region``, which may lie inside another: record there, or watch, or both.
+
+        Saved-tensor hooks that the model itself put around the region (torch.utils.checkpoint does) have the say there,
+        and the tape steps aside.
+        """
+        if outer_saved_tensors_hooks() != (self._hooks if self._is_watching else self._outer_hooks):
+            return forward(*args, **kwargs)
+        before = self._region, self._is_watching, self._is_recording
+        watches, records = region.watches and not self._is_watching, region.records and not self._is_recording
+        # What is only watched has no say in what the region around it records.
+        if region.records or self._region is None:
+            self._region = region
+        self._is_watching |= region.watches
+        self._is_recording |= region.records
+        try:
+            with self._watch if watches else _NOTHING, self if records else _NOTHING:
+                return forward(*args, **kwargs)
+        finally:
+            self._region, self._is_watching, self._is_recording = before
 
     def close(self, *, is_complete: bool = True) -> None:
-        """Forget how to replay what outlives the forward pass, such as the model's outputs: nobody will ask."""
+        """End the pass, and forget how to replay what outlives it, such as the model's outputs: nobody will ask."""
+        if is_complete and self.report is not None:
+            self.report(self._has_heard_what_was_planned())
+        self.report = None
         for reference in self._dropping_notes:
             note = reference()
             if note is not None:
                 note.dropped = None
         self._dropping_notes.clear()
-        super().close(is_complete=is_complete)
+        # They refer to the tape in turn, and nobody should have to wait for the garbage collector.
+        del self._hooks, self._watch
 
     def _has_heard_what_was_planned(self) -> bool:
         return all(
             num_calls == region.num_calls.get(op, num_calls) for (region, op), num_calls in self._num_calls.items()
         )
-
-    def _recording(self) -> AbstractContextManager[object]:
-        return self
 
     # What runs: every op of the region, below autograd and autocast.
 

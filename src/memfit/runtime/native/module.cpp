@@ -73,7 +73,7 @@ PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
 PyMethodDef pack_method = {"pack", pack, METH_O, nullptr};
 PyMethodDef unpack_method = {"unpack", unpack, METH_O, nullptr};
 
-// One forward pass, as `native_tape.py` sees it: `region_walk.py`, for a tape in C++ and no hooks around the model.
+// One forward pass, as `native_tape.py` sees it: `Tape.run`, where there are no hooks around the model.
 class ForwardPass {
  public:
   ForwardPass() : tape_(std::make_unique<Tape>()) {

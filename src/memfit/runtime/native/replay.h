@@ -45,19 +45,14 @@ inline Tensor read(const Source& source) {
     return held.tensor;
   }
   auto& value = *source.value;
-  if (auto recipe = value.recipe) {
-    // Two threads may run backward through one graph at once.
-    auto lock = recipe->lock;
-    recipe.reset();
-    std::lock_guard held_lock(*lock);
-    if (!value.tensor.defined()) {
-      BelowAutogradAndAutocast guard;
-      auto pending = recipes_for(value);
-      while (!pending.empty()) {
-        auto next = std::move(pending.back());
-        pending.pop_back();
-        next->run();
-      }
+  std::lock_guard lock(*value.lock);
+  if (!value.tensor.defined()) {
+    BelowAutogradAndAutocast guard;
+    auto pending = recipes_for(value);
+    while (!pending.empty()) {
+      auto next = std::move(pending.back());
+      pending.pop_back();
+      next->run();
     }
   }
   return tensor_with(*source.geometry, value.tensor);

@@ -1,6 +1,6 @@
-// The names of torch and Python that all of this uses, and the one dispatch key. What is used of torch beyond its public
-// headers was checked on 2.11.0 and 2.13.0: the key, at::SavedTensorDefaultHooks, c10::StorageImpl's weak references,
-// TensorImpl::shallow_copy_and_detach.
+// The names of torch and Python that all of this uses, and the one dispatch key. What is used of torch beyond its
+// public headers was checked on 2.11.0 and 2.13.0: the key, at::SavedTensorDefaultHooks, c10::StorageImpl's weak
+// references, TensorImpl::shallow_copy_and_detach.
 
 #pragma once
 

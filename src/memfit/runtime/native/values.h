@@ -92,6 +92,9 @@ struct StaleValue {
 struct Recipe;
 
 struct DroppedValue : c10::intrusive_ptr_target {
+  // Of the tape, and so of all values and recipes that replaying this one takes. Two threads may run backward through
+  // one graph at once: ``recipe`` and ``tensor`` are looked at and changed by whoever holds it.
+  const std::shared_ptr<std::recursive_mutex> lock;
   intrusive_ptr<Recipe> recipe;
   Tensor tensor;
   Geometry geometry;
@@ -141,7 +144,7 @@ struct Recipe : c10::intrusive_ptr_target {
   enum class Kind { PURE, IN_PLACE, OVERWRITE };
 
   size_t number;
-  std::shared_ptr<std::recursive_mutex> lock;
+  const std::shared_ptr<std::recursive_mutex> lock;
   Kind kind;
   c10::OperatorHandle op;
   std::vector<IValue> arguments;  // with nothing in place of the tensors
@@ -189,7 +192,7 @@ inline void let_go(std::vector<std::pair<Slot, Source>> sources) {
 inline Recipe::~Recipe() { let_go(std::move(sources)); }
 
 inline DroppedValue::DroppedValue(intrusive_ptr<Recipe> from, Geometry as)
-    : recipe(std::move(from)), geometry(std::move(as)) {}
+    : lock(from->lock), recipe(std::move(from)), geometry(std::move(as)) {}
 inline DroppedValue::~DroppedValue() = default;
 
 inline void DroppedValue::release_resources() {
