@@ -80,9 +80,10 @@ def test_ops_in_order_with_modules_and_flops(profile: ModelProfile) -> None:
         ("2::aten.empty_like#0", 4 * 20, 2, 5, ()),
         ("2::aten.bernoulli_#0", 4 * 20, 3, 5, ()),
         ("2::aten.div_#0", 4 * 20, 4, 5, (Save(15, 15, op_index=5),)),
-        ("2::aten.mul#0", 4 * 20, 5, 6, (Save(13, 14, op_index=6),)),
+        # A product reads its second factor first.
+        ("2::aten.mul#0", 4 * 20, 5, 6, (Save(13, 14, op_index=6, read_place=1),)),
         # The caller holds output and loss. A square saves its factor twice.
-        ("3::aten.mm#0", 4 * 8, 6, None, (Save(10, 11, op_index=7), Save(10, 11, op_index=7))),
+        ("3::aten.mm#0", 4 * 8, 6, None, (Save(10, 11, op_index=7), Save(10, 11, op_index=7, read_place=1))),
         ("(loss)::aten.mul#0", 4 * 8, 7, 8, ()),
         ("(loss)::aten.sum#0", 4, 8, None, ()),
         # backward() holds the gradient it began with; others go with their last reader.

@@ -141,6 +141,31 @@ def test_recomputing_fewer_blocks_saves_more_bytes_in_proportion() -> None:
     assert differences.pop() > 0
 
 
+class Gated(nn.Module):
+    """A product of two factors, of which one comes from something wide; autograd reads the second factor first."""
+
+    def __init__(self, *, wide_is_read_first: bool) -> None:
+        super().__init__()
+        self.wide_is_read_first = wide_is_read_first
+        self.gate, self.wide = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4 * WIDTH).requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x).tanh()
+        values = self.scale * self.wide(x).view(WIDTH, WIDTH, 4).sum(2)
+        return (gate @ values if self.wide_is_read_first else values @ gate).sum()
+
+
+@pytest.mark.parametrize("wide_is_read_first", [True, False])
+def test_values_come_back_in_the_order_in_which_backward_reads_them(*, wide_is_read_first: bool) -> None:
+    torch.manual_seed(0)
+    model, batch = Gated(wide_is_read_first=wide_is_read_first), torch.randn(WIDTH, WIDTH)
+    profile = memfit.profile(model, batch)
+    plan = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=["*"])
+    with memfit.apply(model, plan):
+        assert step_peak(model, batch) == plan.predicted_peak_bytes
+
+
 def test_autocast_copies_of_weights_are_dropped_and_cast_again() -> None:
     class Wide(nn.Module):
         def __init__(self) -> None:

@@ -120,7 +120,8 @@ class _Drawing:
         by_loss = self.ops[last].module is None and value in self.ops[last].inputs and self.chance(50)
         op_index = last if by_loss else None
         read_before = num_ops if self.chance(5) else self.integer(num_forward, num_ops - 1)
-        return Save(read_before, self.integer(min(read_before, num_ops - 1), num_ops - 1), op_index)
+        released_after = self.integer(min(read_before, num_ops - 1), num_ops - 1)
+        return Save(read_before, released_after, op_index, read_place=self.integer(0, 3))
 
 
 @st.composite

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass, field
 
-from memfit.graph.model_profile import ModelProfile, Phase
+from memfit.graph.model_profile import ModelProfile, Phase, Save
 
 
 class Ledger:
@@ -76,8 +76,8 @@ class ReferenceEngine:
         self.ledger = Ledger(sum(outside.values()))
         self.program: dict[int, Storage] = {storage: Storage(None) for storage in outside}
         self.outside = set(outside)
-        # Autograd's references: (released after, read before, value, handle).
-        self.saves: list[tuple[int, int, int, HeldTensor | DroppedUse]] = []
+        # Autograd's references, and what they refer to.
+        self.saves: list[tuple[Save, int, HeldTensor | DroppedUse]] = []
         self.replayed: list[int] = []
         self.timeline: list[int] = []
 
@@ -87,8 +87,8 @@ class ReferenceEngine:
         for index, op in enumerate(ops):
             self.ledger.most_during_op = 0
             if op.phase is not Phase.FORWARD:
-                for _, read_before, value, handle in sorted(self.saves, key=lambda save: save[2]):
-                    if read_before == index and isinstance(handle, DroppedUse) and handle.dropped.buffer is None:
+                for save, value, handle in sorted(self.saves, key=lambda held: (held[0].read_place, held[1])):
+                    if save.read_before == index and isinstance(handle, DroppedUse) and handle.dropped.buffer is None:
                         assert handle.dropped.value == value
                         self._replay(handle.dropped)
                     del handle
@@ -101,7 +101,7 @@ class ReferenceEngine:
             if index == last_in_model:
                 for storage in self.program.values():
                     storage.dropped = None
-            self.saves = [save for save in self.saves if save[0] > index]
+            self.saves = [held for held in self.saves if held[0].released_after > index]
 
     def _run_op(self, index: int) -> None:
         op, values = self.profile.ops[index], self.profile.values
@@ -129,7 +129,7 @@ class ReferenceEngine:
                 # The engine listens inside the model only: what the loss saves is kept by autograd.
                 is_heard = save.op_index is None or self.profile.ops[save.op_index].module is not None
                 handle = DroppedUse(storage.dropped) if storage.dropped and is_heard else HeldTensor(storage)
-                self.saves.append((save.released_after, save.read_before, value, handle))
+                self.saves.append((save, value, handle))
 
     def _copy_held(self, value: int) -> None:
         storage = self.program[self.profile.values[value].storage]

@@ -254,6 +254,7 @@ class StepRecorder(DispatchMode):
         save = self.recording.saves[packed.number]
         if save.read_before is None and self._is_open:
             save.read_before = self._num_begun
+            self.recording.reads.append(packed.number)
         return packed.tensor
 
 

@@ -6,6 +6,7 @@ autograd's saves kept nothing alive, and tells how long the program itself needs
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,12 +48,13 @@ class OpFacts:
 
 @dataclass(slots=True)
 class Recording:
-    """One run of a step, as it is written."""
+    """One run of a step, as it is written. ``reads`` are the places in ``saves`` of those read, in that order."""
 
     ops: list[RecordedOp] = field(default_factory=list)
     facts: list[OpFacts] = field(default_factory=list)
     values: list[NewValue] = field(default_factory=list)
     saves: list[SeenSave] = field(default_factory=list)
+    reads: list[int] = field(default_factory=list)
     died_after: dict[int, int] = field(default_factory=dict)
     outside: list[torch.Tensor] = field(default_factory=list)
     num_storages: int = 0
@@ -67,11 +69,13 @@ def values_of(recording: Recording, natural: Recording | None) -> tuple[Recorded
     died_after = dict(recording.died_after)
     if natural is not None and _same_way(recording, natural):
         died_after.update(natural.died_after)
+    read_places = _read_places(recording)
     saves: dict[int, list[Save]] = {}
-    for save in recording.saves:
+    for number, save in enumerate(recording.saves):
         saves.setdefault(save.value, []).append(
             Save(
                 op_index=_saving_op(save, recording.ops),
+                read_place=read_places.get(number, 0),
                 read_before=len(recording.ops) if save.read_before is None else save.read_before,
                 released_after=len(recording.ops) - 1 if save.released_after is None else save.released_after,
             )
@@ -83,10 +87,21 @@ def values_of(recording: Recording, natural: Recording | None) -> tuple[Recorded
             op_index=value.op_index,
             storage=value.storage,
             dies_after=died_after.get(value.storage),
-            saves=tuple(sorted(saves.get(index, ()), key=lambda save: (save.read_before, save.released_after))),
+            saves=tuple(sorted(saves.get(index, ()), key=_when_used)),
         )
         for index, value in enumerate(recording.values)
     )
+
+
+def _read_places(recording: Recording) -> dict[int, int]:
+    """Return the place of each save's read among those before the same op."""
+    num_reads: Counter[int | None] = Counter()
+    places = {}
+    for number in recording.reads:
+        time = recording.saves[number].read_before
+        places[number] = num_reads[time]
+        num_reads[time] += 1
+    return places
 
 
 def _saving_op(save: SeenSave, ops: list[RecordedOp]) -> int | None:
@@ -100,6 +115,10 @@ def _saving_op(save: SeenSave, ops: list[RecordedOp]) -> int | None:
     ):
         return save.seen_before
     return save.seen_before - 1 if save.seen_before else None
+
+
+def _when_used(save: Save) -> tuple[int, int, int]:
+    return save.read_before, save.read_place, save.released_after
 
 
 def _same_way(recording: Recording, natural: Recording) -> bool:

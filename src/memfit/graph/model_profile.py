@@ -36,12 +36,14 @@ class Save:
     """One of autograd's saves of a value: it is read just before an op of the backward pass, and let go after one.
 
     ``read_before`` is the number of ops where it is never read. ``op_index`` is the op of the forward pass for whose
-    sake it was saved, None where that is not known.
+    sake it was saved, None where that is not known. ``read_place`` tells the reads before one op apart: what is read
+    first is brought back first, and is there while the next is.
     """
 
     read_before: int
     released_after: int
     op_index: int | None = None
+    read_place: int = 0
 
 
 @dataclass(frozen=True, slots=True)

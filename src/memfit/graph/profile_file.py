@@ -105,7 +105,7 @@ def _value_entry(value: RecordedValue) -> dict[str, Any]:
         "storage": value.storage,
         "op_index": value.op_index,
         "dies_after": value.dies_after,
-        "saves": [[save.read_before, save.released_after, save.op_index] for save in value.saves],
+        "saves": [[save.read_before, save.released_after, save.op_index, save.read_place] for save in value.saves],
         "comes_back": value.comes_back,
     }
     return _without(entry, _VALUE_DEFAULTS)
@@ -199,14 +199,16 @@ class _Reader:
         return Block(path, LayerMemoryProfile(layer_type=LayerTypeHint(layer_type), **fields))
 
     def _save(self, entry: Any) -> Save:
-        if not isinstance(entry, list) or len(entry) != 3:
+        # Files of memfit's first days tell nothing of the order of reads before one op.
+        if not isinstance(entry, list) or len(entry) not in (3, 4):
             raise InvalidParameterError(
-                f"saves must be lists of read_before, released_after, op_index; got {shown(entry)}"
+                f"saves must be lists of read_before, released_after, op_index, read_place; got {shown(entry)}"
             )
         # Just past the last op: never read.
         read_before = whole_number(entry[0], "read_before", maximum=self._num_ops)
         released_after = whole_number(entry[1], "released_after", maximum=self._num_ops - 1)
-        return Save(read_before, released_after, self._op_index(entry[2], "op_index"))
+        read_place = whole_number(entry[3], "read_place") if len(entry) == 4 else 0
+        return Save(read_before, released_after, self._op_index(entry[2], "op_index"), read_place)
 
     def _value_index(self, index: Any, name: str) -> int:
         return whole_number(index, name, maximum=self._num_values - 1)

@@ -23,8 +23,8 @@ class Step:
     """The numbers of one profiled step. Lists are by value, op or storage index, as their names say; -1 is none.
 
     Times are op indices. ``read_rank_of_value`` is the place of a value's first read among all reads of the step, which
-    happen in the order of the ops they precede and, before one op, in the order of the values; ``read_times`` turns a
-    rank back into an op index. ``natural_end_of_storage`` is until when a storage lives under every plan.
+    happen in the order of the ops they precede; ``read_times`` turns a rank back into an op index.
+    ``natural_end_of_storage`` is until when a storage lives under every plan.
     Bytes are as the device's allocator may count them, ``counts_with_margin`` says that this is more than they are.
     ``content_end_of_value`` is the last op during which the value is what its storage holds and the engine still
     listens.
@@ -56,11 +56,13 @@ class Step:
             max((save.released_after for save in value.saves if not self._is_heard(save)), default=-1)
             for value in values
         ]
-        reads = sorted({(save.read_before, index) for index, saves in enumerate(heard) for save in saves})
-        self.read_times = [time for time, _ in reads]
+        reads = sorted(
+            (save.read_before, save.read_place, index) for index, saves in enumerate(heard) for save in saves
+        )
+        self.read_times = [time for time, _, _ in reads]
         self.read_rank_of_value = [NEVER] * len(values)
         for rank in range(len(reads) - 1, -1, -1):
-            time, value = reads[rank]
+            time, _, value = reads[rank]
             if time < self.num_ops:
                 self.read_rank_of_value[value] = rank
         self.num_saves_of_value = [len(saves) for saves in heard]
