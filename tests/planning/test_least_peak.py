@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from tests.planning.drawn_profiles import drawn_profiles
@@ -16,6 +18,8 @@ from memfit.errors import InfeasibleBudgetError
 from memfit.graph.model_profile import ModelProfile
 from memfit.planning.least_peak import least_peak
 from memfit.planning.planner import frontier, plan
+from memfit.planning.proofs import Proofs
+from memfit.planning.search import Exploration, with_least_peak
 from memfit.planning.step import Step
 from memfit.planning.sweep_search import Sweeps
 from memfit.planning.trade_off import TradeOff
@@ -44,20 +48,43 @@ def test_the_smallest_peak_of_repeated_blocks_is_proven(profile: ModelProfile, l
 
 def test_what_is_below_the_frontier_is_looked_for_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refinement, "_EFFORT_FOR_LEAST_PEAK", 0)
+    monkeypatch.setattr(refinement, "_EFFORT_FOR_LEAST_PEAK_OF_FEW", 0)
     profile = resnet()
-    smallest = frontier(profile, points=2)[-1]
+    fastest, smallest = frontier(profile, points=2)
     with pytest.raises(InfeasibleBudgetError, match="no plan can have less\\)") as raised:
         plan(profile, budget=1)
     minimum_bytes = raised.value.minimum_bytes
     assert minimum_bytes < smallest.peak_bytes
     made = plan(profile, budget=minimum_bytes)
     assert made.predicted_peak_bytes == minimum_bytes
-    assert plan(profile, budget=smallest.peak_bytes).predicted_peak_bytes == smallest.peak_bytes
+    assert frontier(profile, points=2)[-1].peak_bytes == minimum_bytes
+    budgets = np.linspace(minimum_bytes, fastest.peak_bytes, 12, dtype=int).tolist()
+    plans = [plan(profile, budget=budget) for budget in sorted([*budgets, smallest.peak_bytes])]
+    for tight, loose in pairwise(plans):
+        assert tight.predicted_overhead >= loose.predicted_overhead
+        assert tight.predicted_peak_bytes <= loose.predicted_peak_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn_profiles())
+def test_what_is_found_below_beats_what_is_larger_and_slower(profile: ModelProfile) -> None:
+    step = Step(profile)
+    exact = exact_frontier(step, most_values=9)
+    some = TradeOff(step)
+    some.add_all([set(), step.may_be_recomputed])
+    poor = Exploration(tuple(some.frontier()), some.may_be_recomputed, False, False, Proofs())
+    found = with_least_peak(step, poor).frontier
+    for fast, small in pairwise(found):
+        assert fast.added_seconds < small.added_seconds
+        assert fast.peak_bytes > small.peak_bytes
+    if Sweeps(step, step.may_be_recomputed).is_possible and not holds_what_never_runs(step):
+        assert found[-1].peak_bytes == exact[-1].peak_bytes
 
 
 def test_a_minimum_that_is_not_proven_is_told_with_what_no_plan_can_have_less_than(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(refinement, "_EFFORT_FOR_LEAST_PEAK_OF_FEW", 0)
     for module in (refinement, search):
         monkeypatch.setattr(module, "_EFFORT_FOR_LEAST_PEAK", 0)
     profile = resnet()

@@ -33,11 +33,12 @@ class KnownStep:
         self.step = Step(profile)
         self._lock = RLock()
         self._explorations: dict[tuple[frozenset[int], frozenset[int]], Exploration] = {}
-        self._deep_explorations: dict[tuple[frozenset[int], frozenset[int]], Exploration] = {}
         self._simulations: dict[frozenset[int], Simulation] = {}
 
     def exploration(self, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> Exploration:
-        """Return what `explored` finds, which looks once for each pair of forced and kept values."""
+        """Return what `explored` finds, which looks once for each pair of forced and kept values, and what has been
+        found below that since.
+        """
         key = frozenset(forced), frozenset(kept)
         return self._found(
             self._explorations, key, lambda: explored(self.step, forced=key[0], kept=key[1]), _MOST_EXPLORATIONS
@@ -46,16 +47,16 @@ class KnownStep:
     def exploration_to_the_least_peak(
         self, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()
     ) -> Exploration:
-        """Return the exploration with what `with_least_peak` finds below it, which takes longer than all the rest."""
-        key = frozenset(forced), frozenset(kept)
-        return self._found(
-            self._deep_explorations,
-            key,
-            lambda: with_least_peak(
-                self.step, self.exploration(forced=key[0], kept=key[1]), forced=key[0], kept=key[1]
-            ),
-            _MOST_EXPLORATIONS,
-        )
+        """Return the exploration with what `with_least_peak` finds below it, which takes longer than all the rest.
+
+        All later plans are chosen from that: a smaller budget must not have got a faster one.
+        """
+        with self._lock:
+            exploration = self.exploration(forced=forced, kept=kept)
+            if not exploration.has_least_peak:
+                exploration = with_least_peak(self.step, exploration, forced=forced, kept=kept)
+                self._explorations[frozenset(forced), frozenset(kept)] = exploration
+            return exploration
 
     def simulation(self, recomputed: Set[int]) -> Simulation:
         """Return what `simulated` says of the plan."""

@@ -40,9 +40,9 @@ def plan(
     ``budget`` bounds the peak of the whole step, parameters included: an int of bytes, a text such as "20GiB", a float
     in (0, 1] of the device's memory, or "auto". The plan is the fastest one found that keeps it, and its
     ``optimality_gap`` tells how far from the fastest possible it can be; ``InfeasibleBudgetError`` names the smallest
-    budget where there is none. Where the plain step fits, nothing is recomputed. Down to the smallest peak that
-    `frontier` has, a smaller budget never gets a faster or a larger plan; what lies below is looked for when it is
-    asked for, which takes longer.
+    budget where there is none. Where the plain step fits, nothing is recomputed. A smaller budget never gets a faster
+    or a larger plan. What lies below the smallest peak of `frontier` is looked for when it is asked for, which takes
+    longer; what is found then serves larger budgets, too, where it is faster.
 
     ``strategy`` chooses among the model's blocks; every value inside a chosen block is recomputed from what enters the
     block. Selectors (``MODULE_GLOB::op``) overrule both; a value that both name is saved. What cannot be replayed is

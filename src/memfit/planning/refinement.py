@@ -46,8 +46,9 @@ _MOST_ROWS_OF_GROWING = 2_000
 _MOST_UNDECIDED = 40
 # How many budgets get prices.
 _MOST_PRICED = 16
-# How many cells sweeps for the least peak may have; those that look for nothing else have many more (`search`).
-_EFFORT_FOR_LEAST_PEAK = 2_000_000
+# How many cells sweeps for the least peak may have, more where there are few ops to decide on: there it is often found
+# and proven. Those that look for nothing else have many more (`search`).
+_EFFORT_FOR_LEAST_PEAK, _EFFORT_FOR_LEAST_PEAK_OF_FEW, _FEW_OPS = 2_000_000, 8_000_000, 200
 # How many rows a step of one op could pay for in the first sweep that looks for faster plans at a budget. Each further
 # one there has eight times the rows, if the one before made the gap this much smaller. What all of them may have falls
 # with the square of the ops: larger steps have larger states, too.
@@ -121,9 +122,10 @@ class _Refinement:
             return
         sweeps = self._sweeps = Sweeps(step, may_be_recomputed)
         has_prices = sweeps.find_prices(self._first_times)
+        effort_for_peak = _EFFORT_FOR_LEAST_PEAK_OF_FEW if sweeps.num_ops <= _FEW_OPS else _EFFORT_FOR_LEAST_PEAK
         if has_prices:
             self._prove_peak(sweeps.priced_least_peak)
-        if not has_prices and not can_be_swept(sweeps, _EFFORT_FOR_LEAST_PEAK):
+        if not has_prices and not can_be_swept(sweeps, effort_for_peak):
             self._try_all(sweeps.small(self._entries[-1].peak_bytes))
         if self.proofs.least_peak_bytes < self._entries[-1].peak_bytes:
             plans, least_bytes = sweeps.smallest_of_parts(self._entries[-1].recomputed)
@@ -131,7 +133,7 @@ class _Refinement:
             self._prove_peak(least_bytes)
         if self.proofs.least_peak_bytes < self._entries[-1].peak_bytes:
             smallest, least_bytes = least_peak(
-                self._trade_off, sweeps, self._entries[-1], self.proofs.least_peak_bytes, _EFFORT_FOR_LEAST_PEAK
+                self._trade_off, sweeps, self._entries[-1], self.proofs.least_peak_bytes, effort_for_peak
             )
             self._tried(smallest.recomputed)
             self._prove_peak(least_bytes)

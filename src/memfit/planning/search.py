@@ -14,7 +14,7 @@ are, in turn:
 7. where launches take long: what launches less than those (``thinning``).
 
 Only where a budget lies below all of them is the smallest peak looked for with all effort (``with_least_peak``). What
-is found there is not on the frontier of larger budgets, whoever asked first.
+is found there joins the frontier, and beats what is both larger and slower.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ _EFFORT_FOR_LEAST_PEAK, _MOST_OPS_OF_LEAST_PEAK = 120_000_000, 6_000
 class Exploration:
     """The candidates that none beats, fastest first, which values they were free to recompute, and what is proven.
 
-    ``is_exact`` says that no plan was left out that could matter.
+    ``is_exact`` says that no plan was left out that could matter, ``has_least_peak`` that nothing smaller can be found.
     """
 
     frontier: tuple[Candidate, ...]
     may_be_recomputed: frozenset[int]
     is_exact: bool
+    has_least_peak: bool
     proofs: Proofs
 
 
@@ -76,7 +77,8 @@ def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = fro
     frontier = tuple(trade_off.frontier())
     if trade_off.is_exact:
         proofs.least_peak_bytes = frontier[-1].peak_bytes
-    return Exploration(frontier, trade_off.may_be_recomputed, trade_off.is_exact, proofs)
+    has_least_peak = proofs.least_peak_bytes >= frontier[-1].peak_bytes or step.num_ops > _MOST_OPS_OF_LEAST_PEAK
+    return Exploration(frontier, trade_off.may_be_recomputed, trade_off.is_exact, has_least_peak, proofs)
 
 
 def with_least_peak(
@@ -87,14 +89,13 @@ def with_least_peak(
     This takes its time: more than all the rest.
     """
     smallest, least_bytes = exploration.frontier[-1], exploration.proofs.least_peak_bytes
-    if least_bytes >= smallest.peak_bytes or step.num_ops > _MOST_OPS_OF_LEAST_PEAK:
-        return exploration
     trade_off = TradeOff(step, forced=forced, kept=kept)
     sweeps = Sweeps(step, trade_off.may_be_recomputed)
     smaller, least_bytes = least_peak(trade_off, sweeps, smallest, least_bytes, _EFFORT_FOR_LEAST_PEAK)
     below = tuple(plan for plan in trade_off.frontier() if plan.peak_bytes < smallest.peak_bytes)
+    unbeaten = tuple(plan for plan in exploration.frontier if not below or plan.added_seconds < below[0].added_seconds)
     proofs = exploration.proofs.with_least_peak(min(least_bytes, smaller.peak_bytes))
-    return replace(exploration, frontier=exploration.frontier + below, proofs=proofs)
+    return replace(exploration, frontier=unbeaten + below, has_least_peak=True, proofs=proofs)
 
 
 def _fill(trade_off: TradeOff) -> None:
