@@ -3,7 +3,8 @@
 A sweep that takes rows together finds a peak that no plan can stay below, and a plan, whose own peak may be higher. The
 next one looks right there, for a plan that has no more than what is proven: few rows can become that, so that there is
 room for them as they are. Then comes another pair with more rows. It looks only half way up to the smallest plan that
-is known, where fewer rows are possible; if nothing is, that is proven, and the upper half is looked at.
+is known, where fewer rows are possible; if nothing is, that is proven, and the upper half is looked at. If such a sweep
+tells less than was known before, its step has too many kinds of partial plans, and yet more rows would tell no more.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ def least_peak(
         limit_bytes = least_bytes if is_near else least_bytes + int(below_bytes * share)
         plans, proven_bytes, cells_taken = sweeps.smallest(limit_bytes, num_rows, is_relaxed=not is_near)
         effort -= cells_taken + _CELLS_OF_OP * sweeps.num_ops
+        is_hopeless = not is_near and num_rows > _FIRST_ROWS and proven_bytes < least_bytes
         least_bytes = max(least_bytes, proven_bytes)
         smallest = min([smallest, *map(trade_off.add, plans)], key=lambda plan: (plan.peak_bytes, plan.added_seconds))
+        if is_hopeless:
+            break
         if is_near:
             num_rows, share, is_near = num_rows * _GROWTH, 0.5, False
         elif proven_bytes > limit_bytes:
