@@ -30,7 +30,7 @@ from memfit.runtime.op_rules import OpRule, Treatment, rule_for
 from memfit.runtime.regions import DropPattern, Region
 from memfit.runtime.replay import read
 from memfit.runtime.tape import Tape
-from memfit.runtime.values import DroppedUse, DroppedValue, Source, geometry_of, note_on
+from memfit.runtime.values import NOTES, DroppedUse, DroppedValue, Source, geometry_of
 
 # Each trial finds the first values of a chain that differ; models with more than a few links of such are not known.
 _MAX_TRIALS = 6
@@ -148,7 +148,7 @@ class CalibratingTape(Tape):
 
     def _note_if_lost(self, tensor: Tensor) -> None:
         """A write that the versions do not tell of (``tensor.data.add_``) makes the engine hold what it had dropped."""
-        note = note_on(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+        note = NOTES.of(tensor.untyped_storage()) if tensor.layout is torch.strided else None
         if note is None or note.tape_token is not self._token or note.dropped is None:
             return
         if tensor._version != note.version:
@@ -178,7 +178,7 @@ class ReadCheckingTape(CalibratingTape):
         # A view reads nothing, and is how a raw kernel gets hold of the memory that it is about to write.
         if not types and rule_for(op).treatment is not Treatment.VIEW:
             for tensor in tensors_in([args, kwargs or {}]):
-                note = note_on(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+                note = NOTES.of(tensor.untyped_storage()) if tensor.layout is torch.strided else None
                 value = note.content(tensor) if note is not None and note.tape_token is self._token else None
                 if value is not None:
                     self._compare(DroppedUse(value, geometry_of(tensor)), tensor)

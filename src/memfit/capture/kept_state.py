@@ -15,7 +15,12 @@ from memfit.capture.python_state import AttributeSnapshot
 from memfit.capture.step import TrainingStep
 from memfit.runtime.call_arguments import tensors_in, written_tensors
 from memfit.runtime.op_rules import Treatment, rule_for
+from memfit.runtime.storage_attribute import StorageAttribute
 from memfit.runtime.torch_internals import DispatchMode
+
+# Who made a storage: a run of a step, or somebody before it.
+_MAKERS: StorageAttribute[object] = StorageAttribute("maker")
+_OUTSIDE = object()
 
 
 class KeptState:
@@ -107,7 +112,7 @@ class KeptState:
 
 def existed_before(tensor: Tensor) -> bool:
     """Return whether the tensor's storage was there when the first run of the step ended, or earlier."""
-    return hasattr(tensor.untyped_storage(), "_memfit_step")
+    return _MAKERS.of(tensor.untyped_storage()) is not None
 
 
 class _FirstWrites(DispatchMode):
@@ -125,7 +130,7 @@ class _FirstWrites(DispatchMode):
         if types:
             return op(*args, **kwargs)
         arguments = tensors_in((args, kwargs))
-        self._mark(arguments, None)
+        self._mark(arguments, _OUTSIDE)
         for tensor in arguments:
             # What the step made looks like a leaf too, once backward has let go of the graph behind it.
             if tensor.requires_grad and tensor.is_leaf and not self._is_made_here(tensor):
@@ -148,12 +153,12 @@ class _FirstWrites(DispatchMode):
     def _is_made_here(self, tensor: Tensor) -> bool:
         if tensor.layout is not torch.strided:
             return False
-        return getattr(tensor.untyped_storage(), "_memfit_step", None) is self._made_here
+        return _MAKERS.of(tensor.untyped_storage()) is self._made_here
 
-    def _mark(self, tensors: list[Tensor], mark: object, *, again: bool = False) -> None:
+    def _mark(self, tensors: list[Tensor], maker: object, *, again: bool = False) -> None:
         for tensor in tensors:
-            if tensor.layout is torch.strided and (again or not hasattr(tensor.untyped_storage(), "_memfit_step")):
-                tensor.untyped_storage()._memfit_step = mark  # type: ignore[attr-defined]
+            if tensor.layout is torch.strided and (again or _MAKERS.of(tensor.untyped_storage()) is None):
+                _MAKERS.set(tensor.untyped_storage(), maker)
 
     def undo(self) -> None:
         """Write back what the tensors held."""

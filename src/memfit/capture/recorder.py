@@ -20,10 +20,13 @@ from memfit.graph.names import ValueName
 from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, tensors_in, written_tensors
 from memfit.runtime.ledger import storage_bytes_on
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
+from memfit.runtime.storage_attribute import StorageAttribute
 from memfit.runtime.torch_internals import DispatchMode
 
 UNSEEN_OP = "memfit.unseen"
 """The op that stands for making a storage which no op returned: a Python number made a tensor, compiled code."""
+
+_MARKS: StorageAttribute[StorageMark] = StorageAttribute("mark")
 
 
 class NothingKeptError(Exception):
@@ -75,7 +78,7 @@ class StepRecorder(DispatchMode):
         """End the recording: what is alive now outlives the step. Take all marks off what came from outside."""
         self._is_open = False
         for tensor in self.recording.outside:
-            del tensor.untyped_storage()._memfit_mark  # type: ignore[attr-defined]
+            _MARKS.remove(tensor.untyped_storage())
         return self.recording
 
     def storage_died(self, number: int) -> None:
@@ -141,7 +144,7 @@ class StepRecorder(DispatchMode):
         for view in tensors_in([result]):
             # The fake view of a real tensor has a storage apart, and stands for the same.
             if view.layout is torch.strided and mark is not None and self._mark_on(view) is None:
-                view.untyped_storage()._memfit_mark = mark  # type: ignore[attr-defined]
+                _MARKS.set(view.untyped_storage(), mark)
         return result
 
     @property
@@ -216,7 +219,7 @@ class StepRecorder(DispatchMode):
 
     def _number_storage(self, name: str, tensor: Tensor, op_index: int | None) -> int:
         mark = StorageMark(self, self._new_storage())
-        tensor.untyped_storage()._memfit_mark = mark  # type: ignore[attr-defined]
+        _MARKS.set(tensor.untyped_storage(), mark)
         return self._number_value(mark, name, storage_bytes_on(self._device, tensor), op_index)
 
     def _number_value(self, mark: StorageMark, name: str, num_bytes: int, op_index: int | None) -> int:
@@ -229,8 +232,7 @@ class StepRecorder(DispatchMode):
         return self.recording.num_storages - 1
 
     def _mark_on(self, tensor: Tensor) -> StorageMark | None:
-        # An attribute of a storage lives as long as the storage: no later one at its address can be mistaken for it.
-        mark: StorageMark | None = getattr(tensor.untyped_storage(), "_memfit_mark", None)
+        mark = _MARKS.of(tensor.untyped_storage())
         return mark if mark is not None and mark.watcher is self else None
 
     # What autograd saves.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from memfit.runtime.call_arguments import tensors_in
 from memfit.runtime.native_tape import copies_told_to
+from memfit.runtime.storage_attribute import StorageAttribute
 from memfit.runtime.torch_internals import DispatchMode
 
 # The CUDA caching allocator hands out multiples of this many bytes.
@@ -39,7 +40,7 @@ class StorageLedger(DispatchMode):
         self.live_bytes = 0
         self.peak_bytes = 0
         self._device = torch.device(device)
-        self._attribute = f"_memfit_ledger_{next(_ledger_numbers)}"
+        self._entries: StorageAttribute[_Entry] = StorageAttribute(f"ledger_{next(_ledger_numbers)}")
 
     def track(self, tensors: Iterable[Tensor]) -> None:
         """Count the storages of ``tensors`` from now until they die."""
@@ -47,10 +48,10 @@ class StorageLedger(DispatchMode):
             if tensor.layout is not torch.strided:
                 continue
             storage = tensor.untyped_storage()
-            entry: _Entry | None = getattr(storage, self._attribute, None)
+            entry = self._entries.of(storage)
             if entry is None:
-                # An attribute of the storage dies with it, and tells the ledger so.
-                setattr(storage, self._attribute, _Entry(self, storage_bytes_on(self._device, tensor)))
+                # It dies with the storage, and tells the ledger so.
+                self._entries.set(storage, _Entry(self, storage_bytes_on(self._device, tensor)))
             else:
                 entry.resize(storage_bytes_on(self._device, tensor))
 
@@ -67,8 +68,8 @@ class StorageLedger(DispatchMode):
     def forget(self, tensors: Iterable[Tensor]) -> None:
         """Stop counting the storages of ``tensors``, which outlive the ledger."""
         for tensor in tensors:
-            if tensor.layout is torch.strided and hasattr(tensor.untyped_storage(), self._attribute):
-                delattr(tensor.untyped_storage(), self._attribute)
+            if tensor.layout is torch.strided:
+                self._entries.remove(tensor.untyped_storage())
 
 
 def peak_of(step: Callable[[], object], device: torch.device, held: Sequence[Tensor]) -> int:

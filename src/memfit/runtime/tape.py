@@ -30,15 +30,14 @@ from memfit.runtime.torch_internals import (
     outer_saved_tensors_hooks,
 )
 from memfit.runtime.values import (
+    NOTES,
     DroppedUse,
     DroppedValue,
     Geometry,
     HeldTensor,
     Source,
     StorageNote,
-    attach_note,
     geometry_of,
-    note_on,
     tensor_with,
 )
 
@@ -147,7 +146,7 @@ class Tape(DispatchMode):
             if is_dropped and isinstance(output, Tensor) and output.layout is torch.strided:
                 storage = output.untyped_storage()
                 # An op that hands back an argument has made nothing new. Every argument's storage has a note by now.
-                if note_on(storage) is None:
+                if NOTES.of(storage) is None:
                     self._drop(storage, recipe.add_output(position, geometry_of(output)), output._version)
         return result
 
@@ -248,14 +247,14 @@ class Tape(DispatchMode):
 
     def _note(self, storage: torch.UntypedStorage) -> StorageNote:
         """Return this tape's note on ``storage``, writing one if there is none."""
-        note = note_on(storage)
+        note = NOTES.of(storage)
         if note is None or note.tape_token is not self._token:
             earlier = note
             note = StorageNote(self._token)
             if earlier is not None:
                 # An earlier forward pass whose backward is still to come may hold tensors over this storage.
                 note.held = [reference for reference in earlier.held if reference() is not None]
-            attach_note(storage, note)
+            NOTES.set(storage, note)
         return note
 
     def _drop(self, storage: torch.UntypedStorage, value: DroppedValue, version: int) -> None:
@@ -270,7 +269,7 @@ class Tape(DispatchMode):
     def _pack(self, tensor: Tensor) -> Any:
         is_plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
         if is_plain and tensor.layout is torch.strided:
-            note = note_on(tensor.untyped_storage())
+            note = NOTES.of(tensor.untyped_storage())
             if note is not None and note.dropped is not None and note.tape_token is self._token:
                 dropped = note.content(tensor)
                 if dropped is not None:
@@ -305,7 +304,7 @@ class _PackedOutside(NamedTuple):
 
 
 def _note_of(tensor: Tensor) -> StorageNote | None:
-    return note_on(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+    return NOTES.of(tensor.untyped_storage()) if tensor.layout is torch.strided else None
 
 
 def _has_no_history(tensor: Tensor) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from memfit.runtime.storage_attribute import StorageAttribute
 from memfit.runtime.torch_internals import negated_view
 
 if TYPE_CHECKING:
@@ -137,13 +138,5 @@ class StorageNote:
         return self.dropped
 
 
-def note_on(storage: torch.UntypedStorage) -> StorageNote | None:
-    """Return the note attached to ``storage``, whichever tape wrote it."""
-    # A Python attribute of a storage lives exactly as long as the storage itself, so a note can never be read off
-    # another storage that was given the same address later.
-    return getattr(storage, "_memfit_note", None)
-
-
-def attach_note(storage: torch.UntypedStorage, note: StorageNote) -> None:
-    """Attach ``note`` to ``storage``, in place of any older one."""
-    storage._memfit_note = note  # type: ignore[attr-defined]
+NOTES: StorageAttribute[StorageNote] = StorageAttribute("note")
+"""The note on each storage, whichever tape wrote it."""
