@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memfit.errors import MemfitError as MemfitError
     from memfit.errors import PlanFileError as PlanFileError
     from memfit.errors import StaleValueError as StaleValueError
+    from memfit.errors import VerificationError as VerificationError
     from memfit.fitting import Fitted as Fitted
     from memfit.fitting import fit as fit
     from memfit.graph.model_profile import ModelProfile as ModelProfile
@@ -65,6 +66,7 @@ _HOME_OF = {
         "MemfitError",
         "PlanFileError",
         "StaleValueError",
+        "VerificationError",
     ),
     "memfit.layers.profile": ("LayerMemoryProfile", "LayerTypeHint"),
     "memfit.layers.strategies": (

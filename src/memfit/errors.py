@@ -7,11 +7,15 @@ MemfitError
 ├── CheckpointMissingError (LookupError)    nothing stored for a layer
 ├── CheckpointCapacityError                 no free checkpoint slot
 ├── InfeasibleBudgetError                   no plan fits the budget; carries the smallest that does
+├── VerificationError                       a plan that was tried and did not hold what it promised
 ├── PlanFileError (ValueError)              a file that is not what it claims to be
 └── StaleValueError (RuntimeError)          a tensor changed between forward and backward
 """
 
 from __future__ import annotations
+
+from functools import partial
+from typing import Any
 
 
 class MemfitError(Exception):
@@ -47,6 +51,14 @@ class InfeasibleBudgetError(MemfitError):
     def __init__(self, message: str, *, minimum_bytes: int) -> None:
         super().__init__(message)
         self.minimum_bytes = minimum_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is copied, and sent between processes, by calling its class with ``args`` alone.
+        return partial(type(self), minimum_bytes=self.minimum_bytes), self.args, vars(self)
+
+
+class VerificationError(MemfitError):
+    """A plan was tried and did not hold what it promised: its gradients differ, or its peak is over the budget."""
 
 
 class PlanFileError(MemfitError, ValueError):

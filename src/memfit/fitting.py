@@ -12,7 +12,7 @@ from torch import nn
 
 from memfit.capture.profiling import profile as profile_step
 from memfit.capture.step import Loss
-from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError
+from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError, VerificationError
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Verification
@@ -105,14 +105,14 @@ def _refuse_broken(verification: Verification) -> None:
     if not verification.gradients_hold:
         names = ", ".join(verification.differing_parameters[:3])
         more = len(verification.differing_parameters) - 3
-        raise MemfitError(
+        raise VerificationError(
             f"the planned step changed the gradients of {names}{f' and {more} more' if more > 0 else ''} "
             f"(largest relative error {verification.max_gradient_error:.2g}), so the plan was not applied; the model "
             "runs as before. This should not happen: please report it with the model"
         )
     if not verification.within_budget:
         assert verification.budget_bytes is not None
-        raise MemfitError(
+        raise VerificationError(
             f"the planned step peaked at {format_bytes(verification.peak_bytes)}, over the budget of "
             f"{format_bytes(verification.budget_bytes)}, after {_MOST_PLANS} plans; the model runs as before. Peaks "
             "that change from step to step cannot be planned for: give a larger budget, or a batch of the largest size"

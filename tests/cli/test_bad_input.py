@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -179,25 +180,35 @@ def test_a_plan_for_another_model_is_refused(tmp_path: Path) -> None:
     assert_one_line(memfit("verify", GPT, plan, *TINY, "--arg", "vocabulary=7"), 2, "this plan is for another model")
 
 
-def test_a_check_that_does_not_hold_exits_1_and_shows_why(tmp_path: Path, target_file: Callable[[str], str]) -> None:
-    target = target_file(
-        PREAMBLE
-        + """
+DIFFERS = (
+    PREAMBLE
+    + """
 class Differs(Chain):
     def forward(self, x):
         planned = any("forward" in vars(module) for module in self.modules())
         return self.blocks(x).sum() * (2 if planned else 1)
 
 def build():
-    return Differs(), torch.ones(2, 8)
+    return Differs(), torch.ones(64, 8)
 """
-    )
+)
+
+
+def test_a_check_that_does_not_hold_exits_1_and_shows_why(tmp_path: Path, target_file: Callable[[str], str]) -> None:
+    target = target_file(DIFFERS)
     profile, plan = str(tmp_path / "profile.json"), str(tmp_path / "plan.json")
     assert memfit("profile", f"{target}:build", "-o", profile)[0] == 0
     memfit("plan", profile, "--strategy", "full", "-o", plan)
     code, shown, _ = memfit("verify", f"{target}:build", plan)
     assert code == 1
     assert "6 differ (blocks.0.0.weight, blocks.0.0.bias, blocks.1.0.weight)" in shown
+
+
+def test_a_fit_that_changes_gradients_exits_1(tmp_path: Path, target_file: Callable[[str], str]) -> None:
+    target, profile = f"{target_file(DIFFERS)}:build", str(tmp_path / "profile.json")
+    memfit("profile", target, "-o", profile)
+    smallest = json.loads(memfit("frontier", profile, "--json")[1])["points"][-1]["peak_bytes"]
+    assert_one_line(memfit("fit", target, f"--budget={smallest}"), 1, "changed the gradients of blocks")
 
 
 def test_ctrl_c_in_the_middle_exits_130_with_one_line(tmp_path: Path, target_file: Callable[[str], str]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.verification.odd_models import Chain, DoublesUnderAPlan, Hoards, InterruptedUnderAPlan, NeedsAPlan
 
 import memfit
 from memfit.fitting import fit
+from memfit.verification.verifying import verify
 
 BATCH_ROWS = 64
 
@@ -106,8 +109,22 @@ def test_a_miss_that_leaves_no_room_is_infeasible_and_nothing_is_applied() -> No
 
 def test_a_plan_that_changes_gradients_is_refused_and_not_applied() -> None:
     model = DoublesUnderAPlan()
-    with pytest.raises(memfit.MemfitError, match=r"changed the gradients of blocks.0.0.weight, .* and 5 more"):
+    with pytest.raises(memfit.VerificationError, match=r"changed the gradients of blocks.0.0.weight, .* and 5 more"):
         fit(model, batch(), budget=peaks_of(model)[1])
+    assert not model.is_planned()
+
+
+def test_peaks_that_stay_over_the_budget_are_refused_and_nothing_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Chain(num_blocks=12)
+    budget_bytes = peaks_of(model)[0] - 1
+
+    def verified(*_: object, **__: object) -> memfit.Verification:
+        return replace(verify(model, plan, batch()), budget_bytes=budget_bytes, peak_bytes=budget_bytes + 1)
+
+    plan = memfit.plan(memfit.profile(model, batch()), budget=budget_bytes)
+    monkeypatch.setattr("memfit.fitting.verify", verified)
+    with pytest.raises(memfit.VerificationError, match=r"over the budget of .*, after 4 plans"):
+        fit(model, batch(), budget=budget_bytes)
     assert not model.is_planned()
 
 

@@ -23,9 +23,9 @@ from memfit.cli import (
     report_command,
     verify_command,
 )
-from memfit.cli.exit_codes import CHECK_DID_NOT_HOLD, INTERRUPTED, WRONG_USE
+from memfit.cli.exit_codes import INTERRUPTED, exit_code_of
 from memfit.cli.output import print_error, print_warning
-from memfit.errors import InfeasibleBudgetError, MemfitError
+from memfit.errors import MemfitError
 
 _EXAMPLES = """
 [bold]Examples[/]
@@ -54,7 +54,7 @@ class _ErrorsInOneLine(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             print_error(str(error))
-            raise typer.Exit(CHECK_DID_NOT_HOLD if isinstance(error, InfeasibleBudgetError) else WRONG_USE) from error
+            raise typer.Exit(exit_code_of(error)) from error
         except KeyboardInterrupt as error:
             if ctx.params.get("debug"):
                 raise

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from memfit.capture.step import Loss, TrainingStep
-from memfit.errors import InvalidParameterError, MemfitError
+from memfit.errors import InvalidParameterError, VerificationError
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Quartiles, Verification
 from memfit.progress import Progress, Quiet
@@ -48,7 +48,7 @@ def verify(
         # Then the plan is the only way to run this model here, and it is still worth knowing that it does.
         with suppress(torch.OutOfMemoryError):
             return _planned_alone(step, plan, shown)
-    raise MemfitError(
+    raise VerificationError(
         "the planned step does not fit the device, though its plan predicts a peak of "
         f"{format_bytes(plan.predicted_peak_bytes)}; plan for a smaller budget"
     )
