@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from tests.planning.drawn_profiles import drawn_profiles
 from tests.planning.model_families import FAMILIES, chain, gpt, moe, resnet
+from tests.planning.step_builder import StepBuilder
 
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError
 from memfit.graph.model_profile import ModelProfile, RecordedOp, RecordedValue, Replay, Save
@@ -131,6 +132,23 @@ def test_a_chain_of_a_thousand_layers_fits_into_a_twentieth_of_its_memory() -> N
     # √(2·1000) = 45 layers are the least that held and replayed ones together can be.
     assert 45 * 2**20 <= points[-1].peak_bytes <= 60 * 2**20
     assert points[-1].overhead <= 1 / 3
+
+
+def test_no_even_spacing_of_a_chain_too_long_for_sweeps_is_smaller() -> None:
+    builder = StepBuilder()
+    x = builder.batch(8_192)
+    for number in range(1_600):
+        path, weight = builder.block(f"layers.{number}"), builder.parameter(f"layers.{number}.weight", 256)
+        (x,) = builder.op(path, "addmm", [x, weight], 8_192, saves=[x, weight])
+        (x,) = builder.op(path, "tanh", [x], 8_192, saves_outputs=[0])
+    builder.op(None, "sum", [x], 512)
+    step = Step(builder.finish("chain"))
+    assert step.num_ops > 6_000
+    smallest = explored(step).frontier[-1]
+    ends = [index for index in step.plannable if step.profile.ops[step.value_op[index]].op == "aten.tanh"]
+    for distance in (20, 25, 30, 35, 40, 45, 50, 60):
+        wanted = set(step.plannable) - set(ends[::-distance])
+        assert smallest.peak_bytes <= judged(step, step.recomputed_of(wanted)).peak_bytes
 
 
 def one_op(*, saves: tuple[Save, ...] = (), seconds: float = 1.0) -> ModelProfile:

@@ -3,7 +3,8 @@
 After Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), with segments of unequal length. When the
 backward pass comes to a segment, what is held of later segments is gone; so with room for M bytes, a segment may take M
 less what is held before it, and the first segments are the longest. On a chain of N equal layers that is about √(2N)
-held or replayed at a time, against 2√N for equal segments.
+held or replayed at a time, against 2√N for equal segments. On the other hand, gradients of weights pile up while the
+backward pass goes on: the last segments, which it comes to first, have that much more room.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
 
+import numpy as np
+
 from memfit.graph.model_profile import Phase
-from memfit.planning.step import Step
+from memfit.planning.step import NEVER, Bytes, Step
 
 # Each room is this much smaller than the one before.
 _ROOM_RATIO = 0.8
@@ -36,29 +39,55 @@ def segmented_choices(step: Step) -> Iterator[tuple[set[int], set[int]]]:
             crossing_change[min(last_use[value], end + 1)] -= num_bytes
             crossers.append((made_at, last_use[value], value))
     crossing_bytes = list(accumulate(crossing_change))[: end + 1]
-    saved_until = list(accumulate(saved_bytes))
+    saved_until: Bytes = np.cumsum(saved_bytes)
+    taken_until = saved_until - _more_room(step, end)
     everything = set(step.plannable)
-    room_bytes = float(saved_until[-1]) if saved_until else 0.0
+    room_bytes = float(saved_until[-1]) if end >= 0 else 0.0
     seen: set[tuple[int, ...]] = set()
     for _ in range(_MOST_ROOMS):
         room_bytes *= _ROOM_RATIO
-        borders = _borders(room_bytes, saved_until, crossing_bytes)
+        borders = _borders(room_bytes, saved_until, taken_until, crossing_bytes)
         if borders not in seen:
             seen.add(borders)
             held = {value for made_at, used_at, value in crossers if _is_crossed(borders, made_at, used_at)}
             yield held, everything - held
 
 
-def _borders(room_bytes: float, saved_until: list[int], crossing_bytes: list[int]) -> tuple[int, ...]:
+def _more_room(step: Step, end: int) -> Bytes:
+    """Return how much less than at most there is beside activations when the backward pass comes to each op."""
+    change: Bytes = np.zeros(step.num_ops + 2, dtype=np.int64)
+    plannable = set(step.plannable)
+    for storage, start in enumerate(step.storage_start):
+        if 0 <= start < NEVER and plannable.isdisjoint(step.values_of_storage[storage]):
+            change[start] += step.storage_bytes[storage]
+            change[step.plain_end_of_storage[storage] + 1] -= step.storage_bytes[storage]
+    beside = np.cumsum(change)[: step.num_ops]
+    reached_at: Bytes = np.full(end + 1, NEVER, dtype=np.int64)
+    for value in step.plannable:
+        rank = step.read_rank_of_value[value]
+        if rank < NEVER:
+            made_at = step.value_op[value]
+            reached_at[made_at] = min(reached_at[made_at], step.read_times[rank])
+    # Ops whose values are not read are passed on the way from one to the other.
+    is_read = reached_at < NEVER
+    if not is_read.any():
+        return np.zeros(end + 1, dtype=np.int64)
+    nearest = np.maximum(np.maximum.accumulate(np.where(is_read, np.arange(end + 1), -1)), int(is_read.argmax()))
+    there = beside[reached_at[nearest]]
+    more_room: Bytes = there.max() - there
+    return more_room
+
+
+def _borders(room_bytes: float, saved_until: Bytes, taken_until: Bytes, crossing_bytes: list[int]) -> tuple[int, ...]:
     """Return after which ops to hold what crosses, such that held and replayed stay within the room where they can."""
     borders: list[int] = []
     start, held_bytes, end = 0, 0, len(saved_until) - 1
     while start < end:
-        saved_before = saved_until[start - 1] if start else 0
-        furthest = bisect_right(saved_until, saved_before + room_bytes - held_bytes, lo=start) - 1
+        saved_before = int(saved_until[start - 1]) if start else 0
+        fits = np.flatnonzero(taken_until[start:] <= saved_before + room_bytes - held_bytes)
+        furthest = start + int(fits[-1]) if len(fits) else start
         if furthest >= end:
             break
-        furthest = max(furthest, start)
         # Anywhere in the second half of what fits will do: where the least crosses.
         border = min(range(start + (furthest - start) // 2, furthest + 1), key=lambda i: (crossing_bytes[i], -i))
         borders.append(border)
