@@ -156,6 +156,30 @@ def test_a_budget_that_cannot_be(budget: str, code: int, pattern: str) -> None:
     assert_one_line(memfit("fit", GPT, *TINY, f"--budget={budget}"), code, pattern)
 
 
+@pytest.mark.parametrize(("command", "option"), [("profile", "-o"), ("fit", "-o"), ("fit", "--html"), ("verify", "-o")])
+def test_a_file_that_cannot_be_written_is_told_before_the_target_runs(
+    tmp_path: Path, target_file: Callable[[str], str], command: str, option: str
+) -> None:
+    profile, plan = str(tmp_path / "profile.json"), str(tmp_path / "plan.json")
+    memfit("profile", GPT, *TINY, "-o", profile)
+    memfit("plan", profile, "--strategy", "full", "-o", plan)
+    needed = {"profile": [], "fit": ["--budget=1GiB"], "verify": [plan]}[command]
+    target = target_file("raise RuntimeError('it ran')")
+    result = memfit(command, f"{target}:build", *needed, option, str(tmp_path / "missing" / "file"))
+    assert_one_line(result, 2, "missing/file: cannot be written: No such file or directory")
+
+
+@pytest.mark.parametrize("option", ["--html", "--plot"])
+def test_a_page_that_cannot_be_written_is_told_before_planning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    profile = str(tmp_path / "profile.json")
+    memfit("profile", GPT, *TINY, "-o", profile)
+    monkeypatch.delattr("memfit.planning.known_steps.KnownStep.exploration")
+    result = memfit("frontier", profile, option, str(tmp_path / "missing" / "page.svg"))
+    assert_one_line(result, 2, "page.svg: cannot be written: No such file or directory")
+
+
 @pytest.mark.parametrize("command", ["plan", "verify", "frontier", "report"])
 def test_a_file_cut_in_half_says_where(tmp_path: Path, command: str) -> None:
     whole, half = tmp_path / "whole.json", tmp_path / "half.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from memfit import (
     build_checkpoint_plan,
 )
 from memfit.layers import document
+from memfit.layers.document import check_writable
 from memfit.layers.examples import gpt_layers
 from memfit.layers.files import (
     layers_from_document,
@@ -155,6 +157,58 @@ def test_what_cannot_be_written_is_told_and_leaves_the_old_file(tmp_path: Path) 
         save_layers([LayerMemoryProfile(0, LayerTypeHint.FFN, 1, 1, name="\ud800")], target)
     assert target.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["layers.json"]
+
+
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    target, link, chained = tmp_path / "files" / "layers.json", tmp_path / "link.json", tmp_path / "chained.json"
+    link.symlink_to("files/layers.json")
+    chained.symlink_to("link.json")
+    for layers in ((), gpt_layers()):
+        # At first it points to nothing.
+        save_layers(layers, chained)
+        assert (link.is_symlink(), chained.is_symlink(), target.is_symlink()) == (True, True, False)
+        assert load_layers(target) == load_layers(chained) == layers
+    assert [entry.name for entry in target.parent.iterdir()] == ["layers.json"]
+
+
+def test_a_link_that_leads_nowhere_is_told_and_stays(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.json"
+    loop.symlink_to("loop.json")
+    with pytest.raises(PlanFileError, match=r"loop\.json: cannot be written: "):
+        save_layers([], loop)
+    assert loop.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["pipe.json", "link.json"])
+def test_a_pipe_is_written_into_and_stays(tmp_path: Path, name: str) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    (tmp_path / "link.json").symlink_to("pipe.json")
+    # Opened for both ways, it is there to be written into, and holds what is.
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        check_writable(tmp_path / name)
+        save_layers([], tmp_path / name)
+        assert json.loads(os.read(reader, 1000)) == {"format": "memfit-layers", "version": 1, "layers": []}
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.json", "pipe.json"]
+
+
+def test_whether_a_path_can_be_written_is_told_without_a_trace(tmp_path: Path) -> None:
+    file = tmp_path / "layers.json"
+    check_writable(file)
+    assert list(tmp_path.iterdir()) == []
+    file.write_text("old")
+    check_writable(file)
+    assert file.read_text() == "old"
+    with pytest.raises(PlanFileError, match=r"missing/layers\.json: cannot be written: No such file"):
+        check_writable(tmp_path / "missing" / "layers.json")
+    for write in (check_writable, lambda path: save_layers([], path)):
+        with pytest.raises(PlanFileError, match="cannot be written: Is a directory"):
+            write(tmp_path)
 
 
 json_values = st.recursive(

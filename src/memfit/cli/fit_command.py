@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.options import Arguments, AsJson, PageFile, TargetText, parse_budget
-from memfit.cli.output import console, print_json
+from memfit.cli.output import check_outputs, console, print_json
 
 
 def fit(
@@ -35,6 +35,7 @@ def fit(
     from memfit.graph.verification_file import verification_document
 
     wanted = parse_budget(budget)
+    check_outputs(output, html)
     result = fitted(target_to_run(target, arg), wanted)
     if output is not None:
         result.plan.save(output)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.options import AsJson, PageFile, ProfileFile
-from memfit.cli.output import console, print_json
+from memfit.cli.output import check_outputs, console, print_json
 
 
 def frontier(
@@ -30,6 +30,7 @@ def frontier(
     from memfit.planning.planner import frontier as frontier_of
 
     measured = ModelProfile.load(file)
+    check_outputs(html, plot)
     found = frontier_of(measured, points=points)
     if html is not None or plot is not None:
         data = report_data(measured, frontier_of(measured, points=max(points, NUM_POINTS)), title=file.name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from memfit.errors import PlanFileError
+from memfit.layers.document import check_writable
 
 
 def console() -> Console:
@@ -29,6 +30,13 @@ def print_error(message: str) -> None:
 def print_warning(message: str) -> None:
     """Print one line to standard error that something is not as one would expect."""
     sys.stderr.write(f"warning: {' '.join(message.split())}\n")
+
+
+def check_outputs(*paths: Path | None) -> None:
+    """Raise where one of the files that were asked for cannot be written: before the work, not after it."""
+    for path in paths:
+        if path is not None:
+            check_writable(path)
 
 
 def make_folder(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from memfit.cli.options import AsJson, BudgetText, StrategyText, parse_budget
-from memfit.cli.output import console, print_json
+from memfit.cli.output import check_outputs, console, print_json
 from memfit.cli.strategy_text import parse_strategy
 from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.layers.document import read_document
@@ -66,6 +66,7 @@ def plan(
         raise InvalidParameterError(f"give exactly one of --strategy and --budget; got {given}")
     wish = _Wish(strategy, budget, force_save or [], force_recompute or [])
     document = read_document(file)
+    check_outputs(output)
     _planner_of(document, file)(document, file, wish, output, as_json)
 
 

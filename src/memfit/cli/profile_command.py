@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.options import Arguments, AsJson, TargetText
-from memfit.cli.output import console, print_json
+from memfit.cli.output import check_outputs, console, print_json
 
 
 def profile(
@@ -29,6 +29,7 @@ def profile(
     """
     from memfit.cli.stages import profiled, target_to_run
 
+    check_outputs(output)
     measured = profiled(target_to_run(target, arg), fake=fake)
     if output is not None:
         measured.save(output)

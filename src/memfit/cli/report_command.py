@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memfit.cli.options import AsJson
-from memfit.cli.output import console, print_json
+from memfit.cli.output import check_outputs, console, print_json
 from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.layers.document import read_document
 from memfit.layers.validation import shown
@@ -46,6 +46,7 @@ def report(
     for file, fingerprint in fingerprints.items():
         if fingerprint != profile.fingerprint:
             raise InvalidParameterError(f"{file} is about another model than {profile_file}; leave one of them out")
+    check_outputs(html)
     points = frontier(profile, points=NUM_POINTS)
     plan = next(iter(plans.values()), None)
     data = report_data(profile, points, title=profile_file.name, plan=plan, verifications=tuple(verifications.values()))

@@ -9,7 +9,7 @@ import typer
 
 from memfit.cli.exit_codes import CHECK_DID_NOT_HOLD
 from memfit.cli.options import Arguments, AsJson, TargetText
-from memfit.cli.output import console, print_json
+from memfit.cli.output import check_outputs, console, print_json
 
 
 def verify(
@@ -30,6 +30,7 @@ def verify(
     from memfit.graph.verification_file import verification_document
 
     plan = Plan.load(file)
+    check_outputs(output)
     verification = verified(target_to_run(target, arg), plan)
     if output is not None:
         verification.save(output)

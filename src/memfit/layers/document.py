@@ -6,10 +6,13 @@ that ends in ``.gz`` is written compressed; what is compressed is read so, whate
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -72,18 +75,55 @@ def check_fields(
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` to ``path`` in one go: whoever reads it sees the old file or the new one, never a part."""
-    try:
-        target = Path(path)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            content = text.encode()
+    """Write ``text`` to ``path`` in one go: whoever reads it sees the old file or the new one, never a part.
+
+    A link stays a link: what it points to is replaced. What is there and no file, such as a pipe, is written into.
+    """
+    with _told_as_plan_file_errors(path):
+        content = text.encode()
+        if Path(path).suffix == ".gz":
             # Without a time of writing inside, equal documents make equal files.
-            part.write_bytes(gzip.compress(content, mtime=0) if target.suffix == ".gz" else content)
+            content = gzip.compress(content, mtime=0)
+        if _is_no_file(path):
+            Path(path).write_bytes(content)
+            return
+        with _part_beside(path) as (part, target):
+            part.write_bytes(content)
             part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-    except (OSError, ValueError, TypeError) as error:
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise as ``write_text`` would where ``path`` cannot be written, for callers with long work ahead."""
+    with _told_as_plan_file_errors(path):
+        if Path(path).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not _is_no_file(path):
+            with _part_beside(path) as (part, _):
+                part.touch()
+
+
+def _is_no_file(path: str | os.PathLike[str]) -> bool:
+    # Asked of the path as it is: /dev/stdout leads to a pipe that has no path of its own.
+    return Path(path).exists() and not Path(path).is_file()
+
+
+@contextmanager
+def _part_beside(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Path]]:
+    """Give a path to write at first, and the one it is for, with links followed; what is left at the first goes."""
+    target = Path(path).resolve()
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        yield part, target
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _told_as_plan_file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    # A loop of links is a RuntimeError up to Python 3.12.
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise PlanFileError(f"{path}: cannot be written: {_reason(error)}") from None
 
 
