@@ -16,7 +16,7 @@ from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitEr
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Verification
-from memfit.planning.budgets import BudgetLike
+from memfit.planning.budgets import BudgetLike, checked_budget
 from memfit.planning.planner import plan as plan_step
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.apply import Applied
@@ -56,6 +56,7 @@ def fit(
     progress bar; ``progress`` takes its place.
     """
     _refuse_unfit(model)
+    checked_budget(budget)
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
         shown.stage("profiling the plain step")
         profile = _profiled(model, batch, loss, optimizer)

@@ -125,7 +125,7 @@ def document(tmp_path: Path) -> dict[str, Any]:
         (("device",), 3, r"device must be a text; got 3"),
         (("ops", 3), 7, r"ops\[3\]: must be an object"),
         (("ops", 3, "colour"), 7, r'ops\[3\]: "colour" is unknown'),
-        (("ops", 3, "outputs"), [10**6], r"ops\[3\]: outputs must be a whole number, at least 0 and at most"),
+        (("ops", 3, "outputs"), [10**6], r"ops\[3\]: outputs must be a whole number, at most \d+; got 1000000"),
         (("ops", 3, "inputs"), 1, r"ops\[3\]: inputs must be a list"),
         (("ops", 3, "phase"), "SIDEWAYS", r"ops\[3\]: phase must be one of FORWARD, BACKWARD, OPTIMIZER"),
         (("values", 5, "saves"), [[1, 2]], r"values\[5\]: saves must be lists of read_before"),

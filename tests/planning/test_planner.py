@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from tests.planning.drawn_profiles import drawn_profiles
@@ -209,6 +210,12 @@ def test_budgets_may_be_bytes_texts_shares_and_auto() -> None:
     assert plan(profile, budget="auto").budget_bytes == 285
 
 
+@pytest.mark.parametrize("number", [np.int32(200), np.int64(200), np.uint64(200), np.float32(0.5), np.float16(0.5)])
+def test_numbers_of_numpy_are_budgets_as_pythons_are(number: float) -> None:
+    found = plan(replace(one_op(), device_bytes=400), budget=number).budget_bytes
+    assert (type(found), found) == (int, 200)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -217,6 +224,12 @@ def test_budgets_may_be_bytes_texts_shares_and_auto() -> None:
         ({"budget": 1.5}, "share of the device's memory"),
         ({"budget": -1}, "negative"),
         ({"budget": True}, "got True"),
+        ({"budget": np.True_}, r"got np\.True_"),
+        ({"budget": np.float32(1.5)}, "share of the device's memory"),
+        ({"budget": np.int64(-1)}, "negative"),
+        ({"budget": np.array([200])}, r"got array\(\[200\]\)"),
+        ({"budget": [200]}, r"got \[200\] \(list\)"),
+        ({"budget": 200j}, "got 200j"),
         ({"budget": "many"}, "not a size"),
         ({"budget": 0.5}, "does not say"),
         ({"budget": "auto"}, "does not say"),

@@ -156,6 +156,14 @@ def test_a_model_on_two_devices_is_refused_with_both_named() -> None:
         fit(model, batch(), budget="1GiB")
 
 
+@pytest.mark.parametrize("budget", ["20 bananas", -1, True, 1.5])
+def test_a_budget_that_cannot_be_is_told_before_anything_runs(budget: float | str) -> None:
+    stages = Stages()
+    with pytest.raises(memfit.InvalidParameterError):
+        fit(Chain(), batch(), budget=budget, progress=stages)
+    assert stages.names == []
+
+
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(memfit.InvalidParameterError, match=r"model is a torch.nn.Module, got function"):
         fit(lambda x: x, batch(), budget="1GiB")

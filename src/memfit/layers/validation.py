@@ -12,6 +12,8 @@ from memfit.errors import InvalidParameterError
 
 # The widest unsigned integer that other tools write. It keeps every mean and ratio inside a float's range.
 LARGEST_WHOLE_NUMBER = 2**64 - 1
+# By name, as NumPy need not be there; up to version 1 it is bool_.
+_NUMPY_BOOLEANS = (("numpy", "bool"), ("numpy", "bool_"))
 
 
 def whole_number(value: object, name: str, *, minimum: int = 0, maximum: int | None = LARGEST_WHOLE_NUMBER) -> int:
@@ -20,15 +22,15 @@ def whole_number(value: object, name: str, *, minimum: int = 0, maximum: int | N
     Integers of NumPy will do; bools and floats will not.
     """
     try:
-        # bool is an int to Python, but True layers or False bytes are always a mistake.
-        if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+        if is_boolean(value):
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]  # the TypeError is the check
     except Exception:
         raise InvalidParameterError(f"{name} must be a whole number, at least {minimum}; got {shown(value)}") from None
-    if number < minimum or (maximum is not None and number > maximum):
-        upper = "" if maximum is None else f" and at most {maximum}"
-        raise InvalidParameterError(f"{name} must be a whole number, at least {minimum}{upper}; got {shown(number)}")
+    if number < minimum:
+        raise InvalidParameterError(f"{name} must be a whole number, at least {minimum}; got {shown(number)}")
+    if maximum is not None and number > maximum:
+        raise InvalidParameterError(f"{name} must be a whole number, at most {maximum}; got {shown(number)}")
     return number
 
 
@@ -37,7 +39,7 @@ def real_number(value: object, name: str, allowed: str) -> Fraction | float:
 
     ``allowed`` says in the error what the caller allows.
     """
-    if isinstance(value, bool) or not isinstance(value, (SupportsFloat, Rational)) or _is_array(value):
+    if is_boolean(value) or not isinstance(value, (SupportsFloat, Rational)) or _is_array(value):
         raise InvalidParameterError(f"{name} must be {allowed}; got {shown(value)}")
     if isinstance(value, Rational):
         return Fraction(int(value.numerator), int(value.denominator))
@@ -48,6 +50,14 @@ def real_number(value: object, name: str, allowed: str) -> Fraction | float:
     if math.isnan(number):
         raise InvalidParameterError(f"{name} must be {allowed}; got NaN")
     return number if math.isinf(number) else Fraction(number)
+
+
+def is_boolean(value: object) -> bool:
+    """Return whether ``value`` is a truth value, of Python or NumPy, which counts as a number to them.
+
+    True layers or False bytes are always a mistake.
+    """
+    return isinstance(value, bool) or (type(value).__module__, type(value).__name__) in _NUMPY_BOOLEANS
 
 
 def shown(value: object) -> str:
