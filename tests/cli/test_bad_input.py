@@ -14,8 +14,6 @@ import pytest
 from tests.cli.conftest import TINY
 from tests.cli.running import memfit
 
-from memfit.errors import MemfitError
-
 GPT = "memfit.models:gpt"
 PREAMBLE = """
 import torch
@@ -114,9 +112,9 @@ def test_a_target_that_goes_wrong_is_shown_as_the_users(
 
 def test_debug_shows_the_trace_of_the_users_error(target_file: Callable[[str], str]) -> None:
     path = target_file("def build():\n    return 1 / 0\n")
-    with pytest.raises(MemfitError) as caught:
-        memfit("--debug", "profile", f"{path}:build")
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    code, _, errors = memfit("--debug", "profile", f"{path}:build")
+    assert code == 2
+    assert re.search(r"^ZeroDivisionError: .*^memfit\.errors\.MemfitError: ", errors, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -258,9 +256,8 @@ def build():
 """
     )
     output = tmp_path / "profile.json"
-    command = [sys.executable, "-c", "from memfit.cli.main import run; run()"]
     done = subprocess.run(
-        [*command, "profile", f"{target}:build", "-o", str(output)],
+        [sys.executable, "-m", "memfit", "profile", f"{target}:build", "-o", str(output)],
         capture_output=True,
         text=True,
         check=False,
@@ -269,3 +266,21 @@ def build():
     assert done.returncode == 130
     assert done.stderr == "error: interrupted; the model was put back as it was, and no file is half written\n"
     assert not output.exists()
+
+
+def test_ctrl_c_while_the_command_line_is_imported_exits_130_with_one_line() -> None:
+    script = """
+import sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupts())
+from memfit.__main__ import run
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "error: interrupted before anything was done\n"

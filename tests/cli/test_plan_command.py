@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from memfit import Budget, Full, InfeasibleBudgetError, build_checkpoint_plan
+from memfit import Budget, Full, InfeasibleBudgetError, MemfitError, PlanFileError, build_checkpoint_plan
 from memfit.cli.main import app
 from memfit.layers.examples import gpt_layers
 from memfit.layers.files import load_layer_plan, save_layers
@@ -156,9 +156,29 @@ def test_a_file_of_another_format_is_told_the_formats_there_are(tmp_path: Path) 
     assert "\"format\" must be one of memfit-layers, memfit-profile; got 'other'" in errors
 
 
-def test_debug_lets_the_error_through() -> None:
-    result = CliRunner().invoke(app, ["--debug", "plan", EXAMPLE, "--budget", "1MiB"])
-    assert isinstance(result.exception, InfeasibleBudgetError)
+@pytest.mark.parametrize(
+    ("file", "code", "error"), [(EXAMPLE, 1, InfeasibleBudgetError), ("missing.json", 2, PlanFileError)]
+)
+def test_debug_shows_the_trace_and_exits_the_same(file: str, code: int, error: type[MemfitError]) -> None:
+    arguments = ["plan", file, "--budget", "1MiB"]
+    assert memfit(*arguments)[0] == code
+    found, shown, errors = memfit("--debug", *arguments)
+    assert (found, shown) == (code, "")
+    assert errors.startswith("Traceback (most recent call last):\n")
+    assert errors.splitlines()[-1].startswith(f"memfit.errors.{error.__name__}: ")
+
+
+def test_an_error_as_json_is_one_object_that_names_the_minimum() -> None:
+    code, shown, errors = memfit("plan", EXAMPLE, "--budget", "1MiB", "--json")
+    (told,) = json.loads(shown).values()
+    assert code == 1
+    assert errors == f"error: {told['message']}\n"
+    assert told == {"type": "InfeasibleBudgetError", "message": told["message"], "minimum_bytes": 823410688}
+    code, shown, _ = memfit("plan", "missing.json", "--strategy", "full", "--json")
+    assert code == 2
+    assert json.loads(shown) == {
+        "error": {"type": "PlanFileError", "message": "missing.json: cannot be read: No such file or directory"}
+    }
 
 
 def test_the_script_exits_with_the_same_codes_and_no_trace() -> None:

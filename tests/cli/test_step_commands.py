@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.cli.conftest import TINY
@@ -141,6 +144,53 @@ def test_fit_as_json_is_one_object_with_the_proof(profile_file: Path) -> None:
     assert document["budget_bytes"] == budget_bytes
     assert document["verification"]["holds"] is True
     assert document["verification"]["peak_bytes"] == document["predicted_peak_bytes"] <= budget_bytes
+
+
+CHATTY = """
+import torch
+from torch import nn
+
+print("imported")
+
+class Chain(nn.Sequential):
+    def forward(self, x):
+        print("forward")
+        return super().forward(x)
+
+def loss(output):
+    print("loss")
+    return output.sum()
+
+def build():
+    print("built")
+    return Chain(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)]), torch.ones(64, 8), loss
+"""
+
+
+@pytest.mark.parametrize("command", ["profile", "verify", "fit"])
+@pytest.mark.filterwarnings("ignore:the plan changes nothing")
+def test_what_the_targets_code_prints_is_kept_out_of_the_json(
+    tmp_path: Path, target_file: Callable[[str], str], command: str
+) -> None:
+    target, profile, plan = f"{target_file(CHATTY)}:build", str(tmp_path / "profile.json"), str(tmp_path / "plan.json")
+    code, shown, _ = memfit("profile", target, "-o", profile)
+    assert (code, shown.splitlines()[:4]) == (0, ["imported", "built", "forward", "loss"])
+    memfit("plan", profile, "--strategy", "full", "-o", plan)
+    needed = {"profile": [], "verify": [plan], "fit": ["--budget=1GiB"]}[command]
+    code, shown, errors = memfit(command, target, *needed, "--json")
+    assert (code, type(json.loads(shown))) == (0, dict)
+    assert set(errors.splitlines()) == {"imported", "built", "forward", "loss"}
+
+
+@pytest.mark.parametrize("command", ["frontier", "report"])
+def test_planning_shows_progress(
+    profile_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    stages: list[str] = []
+    progress = SimpleNamespace(stage=stages.append)
+    monkeypatch.setattr("memfit.cli.stages.progress_on_terminal", lambda: nullcontext(progress))
+    assert memfit(command, str(profile_file), "--html", str(tmp_path / "page.html"))[0] == 0
+    assert set(stages) == {"planning"}
 
 
 @pytest.mark.filterwarnings("default:the plan changes nothing")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.options import Arguments, AsJson, PageFile, TargetText, parse_budget
-from memfit.cli.output import check_outputs, console, print_json
+from memfit.cli.output import check_outputs, console, print_json, prints_aside
 
 
 def fit(
@@ -31,19 +31,19 @@ def fit(
 
     [dim]memfit fit memfit.models:gpt --arg layers=12 --budget 300MiB --html page.html[/]
     """
-    from memfit.cli.stages import fitted, target_to_run
+    from memfit.cli.stages import fitted, frontier_of, target_to_run
     from memfit.graph.verification_file import verification_document
 
     wanted = parse_budget(budget)
     check_outputs(output, html)
-    result = fitted(target_to_run(target, arg), wanted)
+    with prints_aside(as_json):
+        result = fitted(target_to_run(target, arg), wanted)
     if output is not None:
         result.plan.save(output)
     if html is not None:
         from memfit.cli.pages import NUM_POINTS, report_data, write_report_page
-        from memfit.planning.planner import frontier
 
-        points = frontier(result.profile, points=NUM_POINTS)
+        points = frontier_of(result.profile, NUM_POINTS)
         verifications = (result.verification,)
         data = report_data(result.profile, points, title=target, plan=result.plan, verifications=verifications)
         write_report_page(html, data)

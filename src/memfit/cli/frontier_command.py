@@ -26,14 +26,14 @@ def frontier(
     [dim]memfit frontier profile.json --html page.html[/]
     """
     from memfit.cli.pages import NUM_POINTS, report_data, write_report_page
+    from memfit.cli.stages import frontier_of
     from memfit.graph.model_profile import ModelProfile
-    from memfit.planning.planner import frontier as frontier_of
 
     measured = ModelProfile.load(file)
     check_outputs(html, plot)
-    found = frontier_of(measured, points=points)
+    found = frontier_of(measured, points)
     if html is not None or plot is not None:
-        data = report_data(measured, frontier_of(measured, points=max(points, NUM_POINTS)), title=file.name)
+        data = report_data(measured, frontier_of(measured, max(points, NUM_POINTS)), title=file.name)
     if plot is not None:
         from memfit.report.plot import write_plot
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 import warnings
 from typing import Annotated, Any
 
@@ -24,7 +25,8 @@ from memfit.cli import (
     verify_command,
 )
 from memfit.cli.exit_codes import INTERRUPTED, exit_code_of
-from memfit.cli.output import print_error, print_warning
+from memfit.cli.options import is_json_wanted
+from memfit.cli.output import error_document, print_error, print_json, print_warning
 from memfit.errors import MemfitError
 
 _EXAMPLES = """
@@ -51,15 +53,21 @@ class _ErrorsInOneLine(TyperGroup):
                 warnings.showwarning = lambda message, *_, **__: print_warning(str(message))
                 return super().invoke(ctx)
         except MemfitError as error:
-            if ctx.params.get("debug"):
-                raise
-            print_error(str(error))
+            if is_json_wanted(ctx):
+                print_json(error_document(error))
+            _tell(ctx, str(error))
             raise typer.Exit(exit_code_of(error)) from error
         except KeyboardInterrupt as error:
-            if ctx.params.get("debug"):
-                raise
-            print_error("interrupted; the model was put back as it was, and no file is half written")
+            _tell(ctx, "interrupted; the model was put back as it was, and no file is half written")
             raise typer.Exit(INTERRUPTED) from error
+
+
+def _tell(ctx: Any, message: str) -> None:
+    """Print the error that is being handled: its ``message``, or with ``--debug`` its whole trace."""
+    if ctx.params.get("debug"):
+        traceback.print_exc()
+    else:
+        print_error(message)
 
 
 app = typer.Typer(
@@ -98,7 +106,7 @@ app.command("report")(report_command.report)
 
 
 def run() -> None:
-    """Run the command line; this is what the ``memfit`` script calls."""
+    """Run the commands; what the ``memfit`` script calls is in ``memfit.__main__``."""
     try:
         app(prog_name="memfit")
     except BrokenPipeError:

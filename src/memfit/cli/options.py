@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -40,7 +40,22 @@ ProfileFile: TypeAlias = Annotated[
 PageFile: TypeAlias = Annotated[
     Path | None, typer.Option("--html", help="Write the report page to this file.", show_default=False)
 ]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+_JSON_IS_WANTED = "memfit.json_is_wanted"
+
+
+def _note_json(context: typer.Context, wanted: bool) -> bool:
+    # A command's context shares this with the one around it, where errors are told.
+    context.meta[_JSON_IS_WANTED] = wanted
+    return wanted
+
+
+def is_json_wanted(context: Any) -> bool:
+    """Return whether the command that ran in ``context`` was given ``--json``."""
+    return bool(context.meta.get(_JSON_IS_WANTED))
+
+
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for machines.", callback=_note_json)]
 
 
 def parse_budget(text: str) -> int | float | str:

@@ -1,14 +1,16 @@
-"""Where the commands print and write: tables to standard output, mistakes in one line to standard error, folders."""
+"""Where the commands print and write: tables and data to standard output, mistakes to standard error, folders."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 from rich.console import Console
 
-from memfit.errors import PlanFileError
+from memfit.errors import InfeasibleBudgetError, MemfitError, PlanFileError
 from memfit.layers.document import check_writable
 
 
@@ -20,6 +22,24 @@ def console() -> Console:
 def print_json(document: object) -> None:
     """Print ``document`` for machines: one object, nothing else on standard output."""
     sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+
+
+def error_document(error: MemfitError) -> dict[str, object]:
+    """Return ``error`` for machines: what it is, what it says, and the smallest budget where that is what it names."""
+    document: dict[str, object] = {"type": type(error).__name__, "message": str(error)}
+    if isinstance(error, InfeasibleBudgetError):
+        document["minimum_bytes"] = error.minimum_bytes
+    return {"error": document}
+
+
+@contextmanager
+def prints_aside(wanted: bool) -> Iterator[None]:
+    """Where ``wanted``, send what the user's code prints inside the block to standard error.
+
+    Standard output is then left for the one JSON object.
+    """
+    with redirect_stdout(sys.stderr) if wanted else nullcontext():
+        yield
 
 
 def print_error(message: str) -> None:

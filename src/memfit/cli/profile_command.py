@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.options import Arguments, AsJson, TargetText
-from memfit.cli.output import check_outputs, console, print_json
+from memfit.cli.output import check_outputs, console, print_json, prints_aside
 
 
 def profile(
@@ -30,7 +30,8 @@ def profile(
     from memfit.cli.stages import profiled, target_to_run
 
     check_outputs(output)
-    measured = profiled(target_to_run(target, arg), fake=fake)
+    with prints_aside(as_json):
+        measured = profiled(target_to_run(target, arg), fake=fake)
     if output is not None:
         measured.save(output)
     if as_json:

@@ -32,7 +32,7 @@ def report(
     [dim]memfit report profile.json plan.json verification.json --html page.html[/]
     """
     from memfit.cli.pages import NUM_POINTS, report_data, write_report_page
-    from memfit.planning.planner import frontier
+    from memfit.cli.stages import frontier_of
 
     profiles, plans, verifications = _read(files)
     if len(profiles) != 1:
@@ -47,7 +47,7 @@ def report(
         if fingerprint != profile.fingerprint:
             raise InvalidParameterError(f"{file} is about another model than {profile_file}; leave one of them out")
     check_outputs(html)
-    points = frontier(profile, points=NUM_POINTS)
+    points = frontier_of(profile, NUM_POINTS)
     plan = next(iter(plans.values()), None)
     data = report_data(profile, points, title=profile_file.name, plan=plan, verifications=tuple(verifications.values()))
     write_report_page(html, data)

@@ -13,7 +13,7 @@ from memfit.progress import progress_on_terminal
 if TYPE_CHECKING:
     from memfit.fitting import Fitted
     from memfit.graph.model_profile import ModelProfile
-    from memfit.graph.plan import Plan
+    from memfit.graph.plan import FrontierPoint, Plan
     from memfit.graph.verification import Verification
 
 _WHILE_RUNNING = "while the model ran"
@@ -39,6 +39,15 @@ def profiled(target: Target, *, fake: bool) -> ModelProfile:
         progress.stage("profiling the plain step")
         mode: Literal["real", "fake"] = "fake" if fake else "real"
         return profile(target.model, target.batch, loss=target.loss, optimizer=target.optimizer, mode=mode)
+
+
+def frontier_of(profile: ModelProfile, num_points: int) -> tuple[FrontierPoint, ...]:
+    """Return the plans from the fastest to the smallest, at most ``num_points`` of them."""
+    from memfit.planning.planner import frontier
+
+    with progress_on_terminal() as progress:
+        progress.stage("planning")
+        return frontier(profile, points=num_points)
 
 
 def verified(target: Target, plan: Plan) -> Verification:

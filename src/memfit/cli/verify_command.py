@@ -9,7 +9,7 @@ import typer
 
 from memfit.cli.exit_codes import CHECK_DID_NOT_HOLD
 from memfit.cli.options import Arguments, AsJson, TargetText
-from memfit.cli.output import check_outputs, console, print_json
+from memfit.cli.output import check_outputs, console, print_json, prints_aside
 
 
 def verify(
@@ -31,7 +31,8 @@ def verify(
 
     plan = Plan.load(file)
     check_outputs(output)
-    verification = verified(target_to_run(target, arg), plan)
+    with prints_aside(as_json):
+        verification = verified(target_to_run(target, arg), plan)
     if output is not None:
         verification.save(output)
     if as_json:
