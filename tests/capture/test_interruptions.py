@@ -13,7 +13,7 @@ import memfit
 
 
 class Countdown:
-    """Counts calls down. It is no state of a module, so that nobody puts it back."""
+    """Counts calls down. Modules get a method of it only, so that it is no state of theirs which is put back."""
 
     def __init__(self, calls_left: int) -> None:
         self.calls_left = calls_left
@@ -33,12 +33,12 @@ class Fragile(nn.Module):
         self.num_calls = 0
         self.error = error
         self.stops_in = stops_in
-        self.countdown = countdown
+        self.is_over = countdown.is_over
 
     def forward(self, x: Tensor) -> Tensor:
         self.num_calls += 1
         output = self.layers(x)
-        if self.countdown.is_over():
+        if self.is_over():
             if self.stops_in == "forward":
                 raise self.error
             output.register_hook(self.stop)

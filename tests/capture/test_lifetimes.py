@@ -67,15 +67,15 @@ class Force(nn.Module):
 
 
 class EachTimeLonger(nn.Module):
-    """Takes another way at every call, by a count that nobody can put back."""
+    """Takes another way at every call, by a count in a method, where nobody can put it back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self._calls = count()
+        self._next_call = count().__next__
 
     def forward(self, x: Tensor) -> Tensor:
-        for _ in range(next(self._calls) % 5 + 1):
+        for _ in range(self._next_call() % 5 + 1):
             x = self.linear(x).tanh()
         return x.sum()
 

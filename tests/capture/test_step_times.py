@@ -55,12 +55,12 @@ def test_each_step_in_a_row_finds_the_counters_of_the_first() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.num_used = 0
-            self.slots: list[int] = []
+            self.slots: dict[str, list[int]] = {"all": []}
 
         def forward(self, x: Tensor) -> Tensor:
-            assert len(self.slots) == self.num_used < 2
+            assert len(self.slots["all"]) == self.num_used < 2
             self.num_used += 1
-            self.slots.append(self.num_used)
+            self.slots["all"].append(self.num_used)
             return super().forward(x)
 
     model = Filling()
@@ -69,7 +69,7 @@ def test_each_step_in_a_row_finds_the_counters_of_the_first() -> None:
     with state.kept():
         step.run()
     timed_in_a_row(step, torch.device("cpu"), state, StepAlone(0.0, 0.0, 1e-6))
-    assert (model.num_used, model.slots) == (0, [])
+    assert (model.num_used, model.slots) == (0, {"all": []})
 
 
 def test_the_first_step_in_a_row_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memfit.capture.python_state import AttributeSnapshot
 from memfit.capture.step import TrainingStep
@@ -26,9 +26,9 @@ _OUTSIDE = object()
 class KeptState:
     """Puts back, after each run of a training step, everything that the step changes.
 
-    That is: gradients, the state of random number generators, the plain Python state that modules keep (counters,
-    caches, lists), and each tensor that the step writes: buffers, but also weights, the batch, or tensors in closures.
-    Which those are is found in the first run, and only they are copied, to host memory.
+    That is: gradients, the state of random number generators, the plain Python state that is reached from modules
+    (counters, caches, lists in objects in lists), and each tensor that the step writes: buffers, but also weights, the
+    batch, or tensors in closures. Which those are is found in the first run, and only they are copied, to host memory.
 
     What an optimizer keeps for itself stays from run to run, since the step to be measured is one of many; it goes when
     the block that `kept_optimizer` goes around ends.
@@ -38,7 +38,7 @@ class KeptState:
         self._step = step
         self._leaves = _leaves_of(step)
         self._writes: _FirstWrites | None = None
-        self._attributes: list[AttributeSnapshot] = []
+        self._attributes = AttributeSnapshot([])
         self._changes_attributes = False
 
     @contextmanager
@@ -46,8 +46,7 @@ class KeptState:
         """Run a step, or several, inside the block."""
         gradients = [(leaf, leaf.grad) for leaf in self._leaves]
         contents = [(leaf, leaf.detach()) for leaf in self._leaves if leaf.layout is torch.strided]
-        attributes = [AttributeSnapshot(vars(module)) for module in self._step.model.modules()]
-        self._attributes = attributes
+        attributes = self._attributes = AttributeSnapshot(map(vars, self._modules()))
         self._drop_gradients()
         # Inside autocast, casts of weights are kept from pass to pass; each run is to make its own.
         torch.clear_autocast_cache()
@@ -61,9 +60,8 @@ class KeptState:
             for leaf, content in contents:
                 if leaf.untyped_storage() is not content.untyped_storage():
                     leaf.data = content
-            self._changes_attributes |= any(snapshot.has_changed() for snapshot in attributes)
-            for snapshot in attributes:
-                snapshot.restore()
+            self._changes_attributes |= attributes.has_changed()
+            attributes.restore()
             if self._writes is not None:
                 self._writes.undo()
                 self._leaves += self._writes.take_leaves(known=self._leaves)
@@ -76,8 +74,12 @@ class KeptState:
         """
         self._drop_gradients()
         if self._changes_attributes:
-            for snapshot in self._attributes:
-                snapshot.restore()
+            self._attributes.restore()
+
+    def _modules(self) -> list[nn.Module]:
+        """Return the modules of the model, and those of the loss where it is one."""
+        loss = self._step.loss
+        return [*self._step.model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
 
     def _drop_gradients(self) -> None:
         for leaf in self._leaves:
@@ -90,14 +92,13 @@ class KeptState:
         if optimizer is None:
             yield
             return
-        own = AttributeSnapshot(vars(optimizer))
-        groups = [AttributeSnapshot(group) for group in optimizer.param_groups]
-        states = [AttributeSnapshot(state) for state in optimizer.state.values()]
+        # All of it, however many parameters it is for.
+        everything = [vars(optimizer), *optimizer.param_groups, *optimizer.state.values()]
+        snapshot = AttributeSnapshot(everything)
         try:
             yield
         finally:
-            for snapshot in (own, *groups, *states):
-                snapshot.restore()
+            snapshot.restore()
 
     @contextmanager
     def _watching_writes(self) -> Iterator[None]:
