@@ -40,15 +40,16 @@ class DoublesUnderAPlan(Chain):
 
 
 class NeverTheSame(Chain):
-    """A loss that grows by a little from call to call, through a counter that nobody can put back."""
+    """A loss that grows by ``growth`` from call to call, through a counter that nobody can put back."""
 
-    def __init__(self) -> None:
+    def __init__(self, growth: float = 1e-6) -> None:
         super().__init__()
+        self.growth = growth
         calls = itertools.count()
         self.next_call = lambda: next(calls)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * (1 + 1e-6 * self.next_call())
+        return super().forward(x) * (1 + self.growth * self.next_call())
 
 
 class NeedsAPlan(Chain):

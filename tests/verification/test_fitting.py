@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.verification.odd_models import Chain, DoublesUnderAPlan, Hoards, InterruptedUnderAPlan, NeedsAPlan
+from tests.verification.odd_models import (
+    Chain,
+    DoublesUnderAPlan,
+    Hoards,
+    InterruptedUnderAPlan,
+    NeedsAPlan,
+    NeverTheSame,
+)
 
 import memfit
 from memfit.fitting import fit
@@ -125,6 +132,15 @@ def test_peaks_that_stay_over_the_budget_are_refused_and_nothing_is_applied(monk
     monkeypatch.setattr("memfit.fitting.verify", verified)
     with pytest.raises(memfit.VerificationError, match=r"over the budget of .*, after 4 plans"):
         fit(model, batch(), budget=budget_bytes)
+    assert not model.is_planned()
+
+
+def test_a_step_that_differs_from_itself_is_refused_with_the_reason() -> None:
+    model = NeverTheSame(growth=0.1)
+    with pytest.raises(
+        memfit.MemfitError, match=r"differs from itself from run to run: its gradients by up to 0\.\d+ .* state outside"
+    ):
+        fit(model, batch(), budget=peaks_of(model)[1])
     assert not model.is_planned()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +82,26 @@ def test_a_file_tells_what_follows_from_it_too(tmp_path: Path) -> None:
     assert document["holds"] is False
     assert document["max_gradient_error"] == "infinite"
     assert Verification.load(tmp_path / "verification.json") == example()
+
+
+@pytest.mark.parametrize(
+    ("error", "noise", "hold"),
+    [
+        (1e-6, 1e-6, True),
+        (4e-6, 1e-6, True),
+        (5e-6, 1e-6, False),
+        (2e-2, 2e-2, True),
+        (2e-2, 3e-2, False),
+        (12.0, 12.0, False),
+        (math.inf, math.inf, False),
+    ],
+)
+def test_gradients_hold_within_noise_and_noise_is_small(error: float, noise: float, hold: bool) -> None:
+    verification = replace(
+        example(), gradients_equal=False, max_gradient_error=error, plain_reproducible=False, plain_gradient_error=noise
+    )
+    assert verification.gradients_hold is hold
+    assert verification.plain_differs is (noise > 2e-2)
 
 
 def test_a_peak_over_its_prediction_is_told_as_a_share_of_it() -> None:

@@ -107,6 +107,18 @@ def test_a_plain_step_that_differs_from_itself_is_not_held_against_the_plan() ->
     assert verification.holds
 
 
+def test_a_plain_step_that_differs_from_itself_by_more_than_rounding_proves_nothing() -> None:
+    model, batch = NeverTheSame(growth=0.1), torch.randn(4, 8)
+    verification = verify(model, planned(model, batch), batch)
+    assert verification.max_gradient_error is not None
+    assert verification.plain_gradient_error is not None
+    # By its size alone the difference would pass for noise.
+    assert verification.max_gradient_error < verification.plain_gradient_error
+    assert verification.plain_differs
+    assert not verification.gradients_hold
+    assert not verification.holds
+
+
 def test_where_only_the_planned_step_fits_the_device_it_is_measured_alone() -> None:
     model, batch = NeedsAPlan(), torch.randn(4, 8)
     plan = planned(model, batch)
