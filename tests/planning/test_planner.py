@@ -126,6 +126,14 @@ def test_an_infeasible_budget_names_the_smallest_and_what_holds_it_and_that_one_
         plan(profile, budget=minimum_bytes - 1)
 
 
+def test_an_infeasible_budget_names_the_root_module_too() -> None:
+    profile = one_op(saves=(Save(1, 0),))
+    with pytest.raises(InfeasibleBudgetError) as raised:
+        plan(profile, budget=100)
+    assert "at aten.tanh (the model itself), where these are live:" in str(raised.value)
+    assert "(the model itself) 100 B" in str(raised.value)
+
+
 def test_a_chain_of_a_thousand_layers_fits_into_a_twentieth_of_its_memory() -> None:
     profile = chain(1000)
     points = frontier(profile, points=8)

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Iterable, Set
 
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError
 from memfit.graph.model_profile import ModelProfile
-from memfit.graph.names import ValueName, parse_value_name
 from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.layers.plan import build_checkpoint_plan
 from memfit.layers.strategies import LayerStrategy, NoCheckpointing
 from memfit.layers.validation import whole_number
-from memfit.planning.block_values import BlockValues, is_statistic
+from memfit.planning.block_values import BlockValues
 from memfit.planning.bound import LowerBound
 from memfit.planning.budgets import BudgetLike, budget_in_bytes
+from memfit.planning.forced import forced_values
 from memfit.planning.known_steps import KnownStep, known_step
 from memfit.planning.search import Exploration
-from memfit.planning.selectors import select
 from memfit.planning.step import Step
 from memfit.planning.trade_off import Candidate
 from memfit.units import format_bytes
 
 # A gap above this share of the step is worth a look at the peaks of the plan and of the next faster one.
 _SMALL_GAP = 0.002
+# The root module's path is empty.
+_ROOT_IN_WORDS = "the model itself"
 
 
 def plan(
@@ -56,7 +56,7 @@ def plan(
         )
     known = known_step(profile)
     step = known.step
-    forced = _forced(step, force_save, force_recompute)
+    forced = forced_values(step, force_save, force_recompute)
     if strategy is not None:
         wanted = (_values_of_chosen_blocks(step, strategy) | forced.recomputed) - forced.saved
         return _plan_of(known, step.recomputed_of(wanted), budget_bytes=None)
@@ -166,8 +166,12 @@ def _infeasible(known: KnownStep, exploration: Exploration, budget_bytes: int) -
     smallest, least_bytes = exploration.frontier[-1], exploration.proofs.least_peak_bytes
     step, simulation = known.step, known.simulation(smallest.recomputed)
     op = step.profile.ops[simulation.peak_op_index] if step.num_ops else None
-    where = f"{op.op} ({op.module or op.phase})" if op is not None else "an empty step"
-    holders = ", ".join(f"{live.module} {format_bytes(live.num_bytes)}" for live in simulation.live_at_peak[:5])
+    where = "an empty step"
+    if op is not None:
+        where = f"{op.op} ({op.phase if op.module is None else op.module or _ROOT_IN_WORDS})"
+    holders = ", ".join(
+        f"{live.module or f'({_ROOT_IN_WORDS})'} {format_bytes(live.num_bytes)}" for live in simulation.live_at_peak[:5]
+    )
     is_least = least_bytes >= smallest.peak_bytes
     proven = "no plan can have less" if is_least else f"no plan can have less than {least_bytes}"
     return InfeasibleBudgetError(
@@ -176,22 +180,6 @@ def _infeasible(known: KnownStep, exploration: Exploration, budget_bytes: int) -
         f"live: {holders}. Give at least budget={smallest.peak_bytes}, or make the batch or the model smaller",
         minimum_bytes=smallest.peak_bytes,
     )
-
-
-class _Forced(NamedTuple):
-    saved: set[int]
-    recomputed: set[int]
-
-
-def _forced(step: Step, force_save: Iterable[str], force_recompute: Iterable[str]) -> _Forced:
-    names: dict[ValueName, int] = {parse_value_name(step.profile.values[index].name): index for index in step.plannable}
-    forced = _Forced(set(), set())
-    for selector in _selectors("force_recompute", force_recompute):
-        chosen = [names[name] for name in select(selector, names)]
-        forced.recomputed.update(index for index in chosen if not is_statistic(step, index))
-    for selector in _selectors("force_save", force_save):
-        forced.saved.update(names[name] for name in select(selector, names))
-    return forced
 
 
 def _values_of_chosen_blocks(step: Step, strategy: LayerStrategy) -> set[int]:
@@ -210,11 +198,3 @@ def _values_of_chosen_blocks(step: Step, strategy: LayerStrategy) -> set[int]:
 def _refuse_other_profiles(profile: object) -> None:
     if not isinstance(profile, ModelProfile):
         raise InvalidParameterError(f"profile is a ModelProfile as memfit.profile() returns it, got {profile!r}")
-
-
-def _selectors(argument: str, selectors: Iterable[str]) -> Sequence[str]:
-    if isinstance(selectors, str):
-        raise InvalidParameterError(
-            f"{argument} is a list of selectors, got the text {selectors!r}; write [{selectors!r}]"
-        )
-    return tuple(selectors)

@@ -42,8 +42,12 @@ def _path_and_ancestors(path: str) -> Iterable[str]:
 
 def _no_match_message(selector: str, names: Collection[ValueName]) -> str:
     known = sorted({f"{name.module}::{name.op}" for name in names})
-    near = get_close_matches(selector if "::" in selector else f"{selector}::", known, n=3, cutoff=0.3)
-    nearest = f"; the nearest are {', '.join(repr(name) for name in near)}" if near else ""
+    if "::" not in selector:
+        known = sorted({path for name in names for path in _path_and_ancestors(name.module) if path})
+    # However far, the nearest show what names look like here; upper and lower case are easily mistaken.
+    written_as = {name.lower(): name for name in known}
+    near = get_close_matches(selector.lower(), written_as, n=3, cutoff=0.0)
+    nearest = f"; the nearest are {', '.join(repr(written_as[name]) for name in near)}" if near else ""
     return (
         f"the selector {selector!r} matches none of the {len(names)} values of this profile{nearest}. "
         "A selector is MODULE_GLOB::op or MODULE_GLOB, such as 'layers.*.mlp::aten.silu'"
