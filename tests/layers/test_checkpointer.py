@@ -333,6 +333,23 @@ def test_layers_may_be_any_iterable_of_whole_numbers() -> None:
         assert stored_layers(checkpointer, [4, 0, 2]) == [4, 0]
 
 
+@pytest.mark.parametrize("wrong", [None, 3, "forward"])
+def test_what_is_no_function_is_refused_and_leaves_everything_as_it_was(wrong: Any) -> None:
+    checkpointer = ActivationCheckpointer(CheckpointConfig(2))
+    checkpointer.checkpointed_forward(np.ones(1), range(4), Counted())
+    before = state_of(checkpointer)
+    forward_told = r"forward_fn must be a function, called as forward_fn\(activation, layer\); got "
+    with pytest.raises(InvalidParameterError, match=forward_told):
+        checkpointer.checkpointed_forward(np.ones(1), range(4), wrong)
+    with pytest.raises(InvalidParameterError, match=forward_told):
+        checkpointer.recompute_from_checkpoint(3, range(4), wrong)
+    with pytest.raises(InvalidParameterError, match=forward_told):
+        checkpointer.backward(np.ones(1), range(4), wrong, lambda activation, layer, gradient: gradient)
+    with pytest.raises(InvalidParameterError, match=r"vjp_fn must be a function, called as vjp_fn\(activation_in, "):
+        checkpointer.backward(np.ones(1), range(4), Counted(), wrong)
+    assert state_of(checkpointer) == before
+
+
 def test_an_empty_chain_returns_its_input() -> None:
     checkpointer = ActivationCheckpointer()
     assert checkpointer.checkpointed_forward(np.ones(2), [], Counted()).tolist() == [1, 1]

@@ -10,6 +10,7 @@ from torch import nn
 from memfit.capture.fake_step import profile_of_fake_step
 from memfit.capture.real_step import profile_of_real_step
 from memfit.capture.step import Loss, TrainingStep
+from memfit.capture.step_arguments import refuse_unfit_arguments
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.forward_wrapping import is_wrapped
@@ -36,7 +37,8 @@ def profile(
     Where the plain step does not fit the device, ``mode="fake"`` runs it on fake tensors, which take no memory: sizes
     are as exact, times are estimates. ``ModelProfile.measured_with`` says which it was.
     """
-    _refuse_unfit(model, optimizer, mode)
+    _refuse_unfit(model, mode)
+    refuse_unfit_arguments(loss, optimizer)
     try:
         return _PROFILE_OF_STEP[mode](TrainingStep(model, batch, loss, optimizer))
     except torch.OutOfMemoryError as error:
@@ -46,11 +48,9 @@ def profile(
         ) from error
 
 
-def _refuse_unfit(model: object, optimizer: object, mode: object) -> None:
+def _refuse_unfit(model: object, mode: object) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidParameterError(f"model is a torch.nn.Module, got {type(model).__name__}")
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidParameterError(f"optimizer is a torch.optim.Optimizer or None, got {type(optimizer).__name__}")
     if mode not in _PROFILE_OF_STEP:
         raise InvalidParameterError(f"mode is 'real' or 'fake', got {mode!r}")
     if any(is_wrapped(module) for module in model.modules()):

@@ -78,14 +78,32 @@ def loss_of(output: Any, loss: Loss | None) -> Tensor:
     its floating tensors.
     """
     value = loss(output) if loss is not None else _default_loss(output)
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        unattached = " that no parameter influences" if isinstance(value, Tensor) and value.numel() == 1 else ""
-        raise InvalidParameterError(
-            f"the loss is {given}{unattached}; it must be a tensor with one element that depends on parameters "
-            "which require gradients. Pass loss=function_of_the_output, such as loss=lambda output: output.mean()"
+    if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad and not value.is_complex():
+        return value
+    raise InvalidParameterError(_what_is_wrong_with(value, output if loss is None else None))
+
+
+def _what_is_wrong_with(value: object, output: Any) -> str:
+    """Return why ``value`` is no loss; ``output`` is the model's where the loss is the default one."""
+    if not torch.is_grad_enabled():
+        return (
+            "gradients are switched off, so that there is no backward pass to run; call memfit outside of "
+            "torch.no_grad() and torch.inference_mode()"
         )
-    return value
+    tensors = _tensors(output)
+    if tensors and not any(tensor.requires_grad for tensor in tensors):
+        return (
+            "nothing in the model's output requires gradients: its parameters are frozen, or its forward pass detaches "
+            "from them. Call requires_grad_() on what is to be trained"
+        )
+    given, unattached = f"a {type(value).__name__}", ""
+    if isinstance(value, Tensor):
+        given = f"a {'complex ' if value.is_complex() else ''}tensor of shape {tuple(value.shape)}"
+        unattached = " that no parameter influences" if value.numel() == 1 and not value.requires_grad else ""
+    return (
+        f"the loss is {given}{unattached}; it must be a tensor with one element that is real and depends on parameters "
+        "which require gradients. Pass loss=function_of_the_output, such as loss=lambda output: output.mean()"
+    )
 
 
 def _default_loss(output: Any) -> Any:

@@ -21,10 +21,13 @@ from memfit.layers.half_storage import hold_in_half
 from memfit.layers.layer_numbers import layer_number, layer_numbers, listed
 from memfit.layers.revolve import binomial_states, even_states
 from memfit.layers.sweep import Forward, Free, Restore, Reverse, Store, Take, backward_sweep
-from memfit.layers.validation import shown, whole_number
+from memfit.layers.validation import refuse_no_function, shown, whole_number
 
 ForwardFn = Callable[[Any, int], Any]
 VjpFn = Callable[[Any, int, Any], Any]
+
+_FORWARD_CALL = "forward_fn(activation, layer)"
+_VJP_CALL = "vjp_fn(activation_in, layer, grad_out)"
 
 
 @dataclass(frozen=True)
@@ -154,11 +157,12 @@ class ActivationCheckpointer:
 
         Each forward pass starts fresh. Boundaries are stored where all of them fit the slots; else as many
         states as there are slots, placed as ``config.spread`` says. When ``forward_fn`` raises, or returns
-        something that is no array, the checkpointer is left as after ``clear``; a wrong ``layers`` or
-        ``input`` leaves it untouched.
+        something that is no array, the checkpointer is left as after ``clear``; a wrong ``layers``, ``input``
+        or ``forward_fn`` leaves it untouched.
         """
         chain = layer_numbers(layers)
         num_bytes_of(input, "the input")
+        refuse_no_function(forward_fn, "forward_fn", _FORWARD_CALL)
         to_store = self._layers_to_store(chain)
         self.clear()
         try:
@@ -186,6 +190,7 @@ class ActivationCheckpointer:
         """
         target = layer_number(target_layer, "target_layer")
         chain = layer_numbers(layers)
+        refuse_no_function(forward_fn, "forward_fn", _FORWARD_CALL)
         if self._input is None and not self._slots:
             raise CheckpointMissingError(
                 f"layer {target} cannot be recomputed, as nothing is stored; run checkpointed_forward first"
@@ -219,6 +224,8 @@ class ActivationCheckpointer:
         right, and the sweep can be repeated.
         """
         chain = layer_numbers(layers)
+        refuse_no_function(forward_fn, "forward_fn", _FORWARD_CALL)
+        refuse_no_function(vjp_fn, "vjp_fn", _VJP_CALL)
         kept_input = self._input_of(chain, whole=True)
         state_of = {layer: state for state, layer in enumerate(chain, start=1)}
         stored = sorted(state_of[layer] for layer in self._slots if layer in state_of)

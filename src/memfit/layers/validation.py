@@ -1,4 +1,4 @@
-"""Checks of numbers that come from outside: what was given, what is allowed. Nothing here knows of layers."""
+"""Checks of numbers and functions from outside: what was given, what is allowed. Nothing here knows of layers."""
 
 from __future__ import annotations
 
@@ -50,6 +50,12 @@ def real_number(value: object, name: str, allowed: str) -> Fraction | float:
     if math.isnan(number):
         raise InvalidParameterError(f"{name} must be {allowed}; got NaN")
     return number if math.isinf(number) else Fraction(number)
+
+
+def refuse_no_function(value: object, name: str, call: str) -> None:
+    """Raise unless ``value`` can be called; ``call`` shows in the error how it will be."""
+    if not callable(value):
+        raise InvalidParameterError(f"{name} must be a function, called as {call}; got {shown(value)}")
 
 
 def is_boolean(value: object) -> bool:

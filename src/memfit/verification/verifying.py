@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from memfit.capture.step import Loss, TrainingStep
+from memfit.capture.step_arguments import refuse_unfit_arguments
 from memfit.errors import InvalidParameterError, VerificationError
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Quartiles, Verification
@@ -39,6 +40,7 @@ def verify(
     aside meanwhile, and ``plan`` is what is tried.
     """
     _refuse_unfit(model, plan)
+    refuse_unfit_arguments(loss, optimizer)
     step = TrainingStep(model, batch, loss, optimizer)
     shown = Quiet() if progress is None else progress
     with plans_set_aside(model):
