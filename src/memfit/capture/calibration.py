@@ -25,7 +25,7 @@ from memfit.graph.names import is_within
 from memfit.graph.plan import Plan
 from memfit.planning.planner import plan_of_all_that_replays, plan_of_what_leaves_blocks
 from memfit.runtime.apply import Applied
-from memfit.runtime.call_arguments import tensors_in
+from memfit.runtime.call_arguments import is_strided, tensors_in
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
 from memfit.runtime.regions import DropPattern, Region
 from memfit.runtime.replay import read
@@ -148,7 +148,7 @@ class CalibratingTape(Tape):
 
     def _note_if_lost(self, tensor: Tensor) -> None:
         """A write that the versions do not tell of (``tensor.data.add_``) makes the engine hold what it had dropped."""
-        note = NOTES.of(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+        note = NOTES.of(tensor.untyped_storage()) if is_strided(tensor) else None
         if note is None or note.tape_token is not self._token or note.dropped is None:
             return
         if tensor._version != note.version:
@@ -178,7 +178,7 @@ class ReadCheckingTape(CalibratingTape):
         # A view reads nothing, and is how a raw kernel gets hold of the memory that it is about to write.
         if not types and rule_for(op).treatment is not Treatment.VIEW:
             for tensor in tensors_in([args, kwargs or {}]):
-                note = NOTES.of(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+                note = NOTES.of(tensor.untyped_storage()) if is_strided(tensor) else None
                 value = note.content(tensor) if note is not None and note.tape_token is self._token else None
                 if value is not None:
                     self._compare(DroppedUse(value, geometry_of(tensor)), tensor)

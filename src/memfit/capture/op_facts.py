@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from memfit.capture.recording import OpFacts
-from memfit.runtime.call_arguments import tensors_in
+from memfit.runtime.call_arguments import is_strided, tensors_in
 from memfit.runtime.op_rules import OpRule
 
 # They read as much of their table as they return, however long it is.
@@ -43,8 +43,8 @@ def signature_of(rule: OpRule, args: Any, kwargs: Any) -> Any:
 
 def _signature(argument: Any) -> Any:
     if isinstance(argument, Tensor):
-        if argument.layout is not torch.strided:
-            return argument.layout, argument.shape, argument.dtype
+        if not is_strided(argument):
+            return argument.layout, argument.numel() if argument.is_nested else argument.shape, argument.dtype
         return argument.shape, argument.stride(), argument.dtype, argument.device
     if isinstance(argument, (list, tuple)):
         return tuple(_signature(item) for item in argument)
@@ -55,7 +55,7 @@ def _signature(argument: Any) -> Any:
 
 def _touched_bytes(tensor: Tensor) -> int:
     num_bytes = tensor.numel() * tensor.element_size()
-    if tensor.layout is not torch.strided:
+    if not is_strided(tensor):
         return num_bytes
     # An expanded tensor has more elements than there are numbers behind it.
     return min(num_bytes, tensor.untyped_storage().nbytes())

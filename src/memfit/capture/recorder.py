@@ -17,7 +17,7 @@ from memfit.capture.recording import NewValue, Recording, SeenSave
 from memfit.capture.scopes import ModuleScopes
 from memfit.graph.model_profile import Phase, RecordedOp, Replay
 from memfit.graph.names import ValueName
-from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, tensors_in, written_tensors
+from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, is_strided, tensors_in, written_tensors
 from memfit.runtime.ledger import storage_bytes_on
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
 from memfit.runtime.storage_attribute import StorageAttribute
@@ -61,7 +61,7 @@ class StepRecorder(DispatchMode):
         self._num_calls: Counter[tuple[str, str]] = Counter()
         self._is_open = True
         for name, tensor in outside:
-            if tensor.layout is torch.strided and self._mark_on(tensor) is None:
+            if is_strided(tensor) and self._mark_on(tensor) is None:
                 self._number_outside(name, tensor)
 
     @contextmanager
@@ -104,6 +104,7 @@ class StepRecorder(DispatchMode):
         read = [self._value_of(tensor) for tensor in tensors_in((args, kwargs))]
         written = written_tensors(rule, args, kwargs)
         rewrites = tuple(index for tensor in written if (index := self._value_of(tensor)) is not None)
+        hidden_writes = tuple(self._value_of(tensor) for tensor in _statistics_written(rule, args))
         replay = _replay_of(rule, args, written)
         overwritten = set(rewrites) if rule.treatment is Treatment.OVERWRITE else set()
         inputs = tuple(dict.fromkeys(index for index in read if index is not None and index not in overwritten))
@@ -132,18 +133,20 @@ class StepRecorder(DispatchMode):
                 flops=flops,
                 replay=replay,
                 phase=self._phase,
+                hidden_writes=tuple(index for index in hidden_writes if index is not None),
             )
         )
         return result
 
     def _run_view(self, op: Any, args: Any, kwargs: Any) -> Any:
+        mark = None
         for base in tensors_in(args[:1]):
             self._value_of(base)
-            mark = self._mark_on(base) if base.layout is torch.strided else None
+            mark = self._mark_on(base) if is_strided(base) else None
         result = op(*args, **kwargs)
         for view in tensors_in([result]):
             # The fake view of a real tensor has a storage apart, and stands for the same.
-            if view.layout is torch.strided and mark is not None and self._mark_on(view) is None:
+            if is_strided(view) and mark is not None and self._mark_on(view) is None:
                 _MARKS.set(view.untyped_storage(), mark)
         return result
 
@@ -165,7 +168,7 @@ class StepRecorder(DispatchMode):
 
     def _new_value(self, result: Any, name: ValueName, is_rewritten: bool) -> int | None:
         """Number the new content of a result's storage; None where the op made no new content."""
-        if not isinstance(result, Tensor) or result.layout is not torch.strided:
+        if not isinstance(result, Tensor) or not is_strided(result):
             return None
         mark = self._mark_on(result)
         if mark is not None and not is_rewritten:
@@ -182,7 +185,7 @@ class StepRecorder(DispatchMode):
 
     def _value_of(self, tensor: Tensor) -> int | None:
         """Return the number of what the tensor's storage holds, numbering it now if it is new here."""
-        if tensor.layout is not torch.strided:
+        if not is_strided(tensor):
             return None
         mark = self._mark_on(tensor)
         if mark is not None:
@@ -238,7 +241,7 @@ class StepRecorder(DispatchMode):
     # What autograd saves.
 
     def _pack(self, tensor: Tensor) -> Any:
-        if not is_plain(tensor) or tensor.layout is not torch.strided:
+        if not is_plain(tensor) or not is_strided(tensor):
             return tensor if tensor.is_leaf else tensor.detach()
         index = self._value_of(tensor)
         assert index is not None
@@ -265,13 +268,21 @@ def _new_contents(result: Any, written: list[Tensor]) -> Sequence[Any]:
     returned = result if isinstance(result, (tuple, list)) else (result,)
     if not written:
         return returned
-    rewritten = {id(tensor.untyped_storage()) for tensor in written if tensor.layout is torch.strided}
+    rewritten = {id(tensor.untyped_storage()) for tensor in written if is_strided(tensor)}
     beside = [
         tensor
         for tensor in tensors_in(list(returned))
-        if tensor.layout is torch.strided and id(tensor.untyped_storage()) not in rewritten
+        if is_strided(tensor) and id(tensor.untyped_storage()) not in rewritten
     ]
     return [*written, *beside]
+
+
+def _statistics_written(rule: OpRule, args: Any) -> list[Tensor]:
+    """Return the running statistics that a batch norm updates, which no schema and no version tells of."""
+    if rule.batch_norm_arguments is None:
+        return []
+    mean, variance, training = rule.batch_norm_arguments
+    return tensors_in([args[mean], args[variance]]) if args[training] else []
 
 
 def _replay_of(rule: OpRule, args: Any, written: list[Tensor]) -> Replay:

@@ -77,7 +77,8 @@ class RecordedOp:
     ``module`` is the path of the module it ran in, None for the loss and whatever else ran outside the model, and for
     the backward pass. ``rewrites`` are the values that it wrote over; those it also read are among its ``inputs``.
     ``outputs`` are the new values by position, None where an output is no new value. ``workspace_bytes`` is what it
-    took for itself while it ran, beyond its outputs.
+    took for itself while it ran, beyond its outputs. ``hidden_writes`` are values that it changed without telling, as a
+    batch norm does its running statistics: whoever replays from them needs a copy.
     """
 
     module: str | None
@@ -91,6 +92,7 @@ class RecordedOp:
     phase: Phase = Phase.FORWARD
     seconds: float = 0.0
     workspace_bytes: int = 0
+    hidden_writes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

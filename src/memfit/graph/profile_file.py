@@ -33,6 +33,7 @@ _OP_DEFAULTS: dict[str, Any] = {
     "phase": Phase.FORWARD.name,
     "seconds": 0.0,
     "workspace_bytes": 0,
+    "hidden_writes": [],
 }
 _VALUE_DEFAULTS: dict[str, Any] = {"op_index": None, "dies_after": None, "saves": [], "comes_back": True}
 _HOST_SECONDS = tuple(field.name for field in fields(HostCosts) if field.name != "runs_ahead")
@@ -94,6 +95,7 @@ def _op_entry(op: RecordedOp) -> dict[str, Any]:
         "phase": op.phase.name,
         "seconds": op.seconds,
         "workspace_bytes": op.workspace_bytes,
+        "hidden_writes": list(op.hidden_writes),
     }
     return _without(entry, _OP_DEFAULTS)
 
@@ -161,17 +163,18 @@ class _Reader:
             module=fields["module"] if fields["module"] is None else _string(fields["module"], "module"),
             op=_string(fields["op"], "op"),
             call=whole_number(fields["call"], "call"),
-            inputs=tuple(self._value_index(index, "inputs") for index in _list(fields["inputs"], "inputs")),
+            inputs=self._value_indices(fields, "inputs"),
             outputs=tuple(
                 None if index is None else self._value_index(index, "outputs")
                 for index in _list(fields["outputs"], "outputs")
             ),
-            rewrites=tuple(self._value_index(index, "rewrites") for index in _list(fields["rewrites"], "rewrites")),
+            rewrites=self._value_indices(fields, "rewrites"),
             flops=whole_number(fields["flops"], "flops", maximum=None),
             replay=_member(Replay, fields["replay"], "replay"),
             phase=_member(Phase, fields["phase"], "phase"),
             seconds=_seconds(fields["seconds"], "seconds"),
             workspace_bytes=whole_number(fields["workspace_bytes"], "workspace_bytes"),
+            hidden_writes=self._value_indices(fields, "hidden_writes"),
         )
 
     def value(self, entry: Any, place: str) -> RecordedValue:
@@ -209,6 +212,9 @@ class _Reader:
         released_after = whole_number(entry[1], "released_after", maximum=self._num_ops - 1)
         read_place = whole_number(entry[3], "read_place") if len(entry) == 4 else 0
         return Save(read_before, released_after, self._op_index(entry[2], "op_index"), read_place)
+
+    def _value_indices(self, fields: dict[str, Any], name: str) -> tuple[int, ...]:
+        return tuple(self._value_index(index, name) for index in _list(fields[name], name))
 
     def _value_index(self, index: Any, name: str) -> int:
         return whole_number(index, name, maximum=self._num_values - 1)

@@ -57,7 +57,8 @@ class Listeners:
         ops = profile.ops
         forward = [op for op in ops if op.phase is Phase.FORWARD]
         self._op_of_value = [None if value.op_index is None else ops[value.op_index] for value in profile.values]
-        self._writers = [(frozenset(op.rewrites), op.module) for op in forward if op.rewrites]
+        written_by = [(frozenset((*op.rewrites, *op.hidden_writes)), op.module) for op in forward]
+        self._writers = [(written, module) for written, module in written_by if written]
         self._saved_in = [
             # Where it is not known for which op it was saved, it may be any.
             tuple("" if save.op_index is None else ops[save.op_index].module for save in value.saves)

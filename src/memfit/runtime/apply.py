@@ -19,7 +19,7 @@ from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, wrap_forward
 from memfit.runtime.regions import Region, regions_of
 from memfit.runtime.tape_choice import TapeChoice
-from memfit.runtime.torch_internals import in_function_transform, outer_saved_tensors_hooks
+from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
 
 
 def apply(model: nn.Module, plan: Plan) -> Applied:
@@ -90,14 +90,14 @@ class _ForwardPasses:
             tape.close(is_complete=is_complete)
 
     def run_model(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled() or in_function_transform():
+        if not torch.is_grad_enabled() or refuses_saved_tensors_hooks():
             return forward(*args, **kwargs)
         with self._pass():
             return forward(*args, **kwargs)
 
     def runner_in(self, region: Region) -> Runner:
         def run_region(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not torch.is_grad_enabled() or in_function_transform():
+            if not torch.is_grad_enabled() or refuses_saved_tensors_hooks():
                 return forward(*args, **kwargs)
             tape: ForwardPass | None = getattr(self._in_thread, "tape", None)
             if tape is not None:

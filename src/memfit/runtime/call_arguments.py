@@ -48,6 +48,11 @@ def first_tensor(args: Any) -> Tensor:
     raise AssertionError("an op without a tensor among its arguments is a factory, and factories are not replayed")
 
 
+def is_strided(tensor: Tensor) -> bool:
+    """Return whether the tensor is its storage and a geometry. Nested tensors say so too, and have no geometry."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 def covers_its_storage(tensor: Tensor) -> bool:
     """Return whether every byte of the tensor's storage is an element of the tensor, once."""
     is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)

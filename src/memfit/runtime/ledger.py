@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.runtime.call_arguments import tensors_in
+from memfit.runtime.call_arguments import is_strided, tensors_in
 from memfit.runtime.native_tape import copies_told_to
 from memfit.runtime.storage_attribute import StorageAttribute
 from memfit.runtime.torch_internals import DispatchMode
@@ -45,7 +45,7 @@ class StorageLedger(DispatchMode):
     def track(self, tensors: Iterable[Tensor]) -> None:
         """Count the storages of ``tensors`` from now until they die."""
         for tensor in tensors:
-            if tensor.layout is not torch.strided:
+            if not is_strided(tensor):
                 continue
             storage = tensor.untyped_storage()
             entry = self._entries.of(storage)
@@ -68,7 +68,7 @@ class StorageLedger(DispatchMode):
     def forget(self, tensors: Iterable[Tensor]) -> None:
         """Stop counting the storages of ``tensors``, which outlive the ledger."""
         for tensor in tensors:
-            if tensor.layout is torch.strided:
+            if is_strided(tensor):
                 self._entries.remove(tensor.untyped_storage())
 
 

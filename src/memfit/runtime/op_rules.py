@@ -65,6 +65,8 @@ _STATEFUL = {
     "aten._thnn_fused_gru_cell",
     "aten._local_scalar_dense",
     "aten._nested_tensor_from_mask",
+    # Returns which entries it took only where gradients are asked for.
+    "aten._sparse_mm_reduce_impl",
 }
 
 # Floating-point sums in no fixed order on CUDA (torch.use_deterministic_algorithms lists them).

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from memfit.graph.names import is_within, parse_value_name
 from memfit.graph.plan import Decision, Plan
+from memfit.runtime.call_arguments import is_strided
 
 # Which outputs of one call to drop: all of them, none, or each as told.
 DropPattern = bool | tuple[bool, ...]
@@ -24,12 +25,12 @@ class Place:
     def owned_name(self, tensor: Tensor) -> str | None:
         """Return under which name the model owns ``tensor`` or what it is a view of, or None."""
         model = self._model()
-        if model is None:
+        if model is None or not is_strided(tensor):
             return None
         address = tensor.untyped_storage().data_ptr()
         for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, owned in named:
-                if owned.untyped_storage().data_ptr() == address:
+                if is_strided(owned) and owned.untyped_storage().data_ptr() == address:
                     return f"the {kind} {name!r}"
         return None
 

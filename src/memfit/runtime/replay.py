@@ -19,7 +19,7 @@ def read(source: Source) -> Tensor:
     """Return the tensor behind ``source``, replaying what it takes."""
     if type(source) is HeldTensor:
         tensor = source.tensor
-        if source.version >= 0 and tensor._version != source.version:
+        if source.num_writes():
             raise stale_value_error(source.place, source.op_name, tensor, source.version)
         return tensor
     assert type(source) is DroppedUse

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from memfit.runtime.call_arguments import covers_its_storage, first_tensor, is_repeatable, written_tensors
+from memfit.runtime.call_arguments import covers_its_storage, first_tensor, is_repeatable, is_strided, written_tensors
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.recipes import InPlaceRecipe, OverwriteRecipe, Recipe
 from memfit.runtime.regions import DropPattern, Region
@@ -28,6 +28,7 @@ from memfit.runtime.torch_internals import (
     detached_alias,
     detached_alias_below_autograd,
     outer_saved_tensors_hooks,
+    refuses_saved_tensors_hooks,
 )
 from memfit.runtime.values import (
     NOTES,
@@ -70,7 +71,8 @@ class Tape(DispatchMode):
         Saved-tensor hooks that the model itself put around the region (torch.utils.checkpoint does) have the say there,
         and the tape steps aside.
         """
-        if outer_saved_tensors_hooks() != (self._hooks if self._is_watching else self._outer_hooks):
+        expected_hooks = self._hooks if self._is_watching else self._outer_hooks
+        if refuses_saved_tensors_hooks() or outer_saved_tensors_hooks() != expected_hooks:
             return forward(*args, **kwargs)
         before = self._region, self._is_watching, self._is_recording
         watches, records = region.watches and not self._is_watching, region.records and not self._is_recording
@@ -143,7 +145,7 @@ class Tape(DispatchMode):
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         for position, output in enumerate(outputs):
             is_dropped = drop if isinstance(drop, bool) else position < len(drop) and drop[position]
-            if is_dropped and isinstance(output, Tensor) and output.layout is torch.strided:
+            if is_dropped and isinstance(output, Tensor) and is_strided(output):
                 storage = output.untyped_storage()
                 # An op that hands back an argument has made nothing new. Every argument's storage has a note by now.
                 if NOTES.of(storage) is None:
@@ -157,19 +159,21 @@ class Tape(DispatchMode):
         if args[training]:
             # It updates the running statistics without saying so. Its results do not depend on them, so that the
             # replay leaves them out: they are counted once.
-            self._before_write([tensor for tensor in (args[mean], args[variance]) if tensor is not None])
+            self._before_write([tensor for tensor in (args[mean], args[variance]) if tensor is not None], rule)
             recipe_args = [None if position in (mean, variance) else arg for position, arg in enumerate(args)]
+            if drop and args[mean] is not None and _decides_on_type(args, mean):
+                recipe_args[mean], recipe_args[variance] = map(torch.empty_like, (args[mean], args[variance]))
         if not drop:
             return op(*args, **kwargs)
         return self._run_pure_op(op, rule, drop, args, kwargs, recipe_args)
 
     def _run_writing_op(self, op: Any, rule: OpRule, drop: DropPattern, args: Any, kwargs: Any) -> Any:
         written = written_tensors(rule, args, kwargs)
-        self._before_write(written)
+        self._before_write(written, rule)
         recipe: Recipe | None = None
         geometry: Geometry | None = None
         version = 0
-        if drop and written and written[0].layout is torch.strided:
+        if drop and written and is_strided(written[0]):
             target = written[0]
             version = target._version
             draw = _generator_and_state(rule, args, kwargs)
@@ -194,13 +198,20 @@ class Tape(DispatchMode):
             self._drop(written[0].untyped_storage(), recipe.add_output(0, geometry), version + 1)
         return result
 
-    def _before_write(self, written: list[Tensor]) -> None:
+    def _before_write(self, written: list[Tensor], rule: OpRule) -> None:
         """Copy what recipes hold of the storages that are about to be written."""
+        # Ops of libraries may count their writes before they are heard.
+        num_counted = 0 if rule.name.startswith("aten.") else 1
         for tensor in written:
             note = _note_of(tensor)
             if note is None:
                 continue
-            holders = [holder for reference in note.held if (holder := reference()) is not None]
+            # One over what was written unheard must not take that for what it held.
+            holders = [
+                holder
+                for reference in note.held
+                if (holder := reference()) is not None and holder.num_writes() <= num_counted
+            ]
             note.held = []
             if holders:
                 copy = _copy_of_storage(tensor)
@@ -233,14 +244,18 @@ class Tape(DispatchMode):
 
     def _source(self, tensor: Tensor, rule: OpRule) -> Source:
         assert self._region is not None
-        if tensor.layout is not torch.strided:
+        if not is_strided(tensor):
             return HeldTensor(tensor, self._region.place, rule.name)
         note = self._note(tensor.untyped_storage())
         if note.dropped is not None:
             dropped = note.content(tensor)
             if dropped is not None:
                 return DroppedUse(dropped, geometry_of(tensor))
-        alias = tensor if _has_no_history(tensor) else detached_alias_below_autograd(tensor)
+        if tensor.is_inference():
+            # Nothing counts the writes to it.
+            return HeldTensor(tensor.clone(), self._region.place, rule.name)
+        is_held_itself = _has_no_history(tensor) and not _may_be_moved(tensor)
+        alias = tensor if is_held_itself else detached_alias_below_autograd(tensor)
         held = HeldTensor(alias, self._region.place, rule.name)
         note.held.append(weakref.ref(held))
         return held
@@ -268,7 +283,7 @@ class Tape(DispatchMode):
 
     def _pack(self, tensor: Tensor) -> Any:
         is_plain = type(tensor) is Tensor or type(tensor) is nn.Parameter
-        if is_plain and tensor.layout is torch.strided:
+        if is_plain and is_strided(tensor):
             note = NOTES.of(tensor.untyped_storage())
             if note is not None and note.dropped is not None and note.tape_token is self._token:
                 dropped = note.content(tensor)
@@ -304,7 +319,7 @@ class _PackedOutside(NamedTuple):
 
 
 def _note_of(tensor: Tensor) -> StorageNote | None:
-    return NOTES.of(tensor.untyped_storage()) if tensor.layout is torch.strided else None
+    return NOTES.of(tensor.untyped_storage()) if is_strided(tensor) else None
 
 
 def _has_no_history(tensor: Tensor) -> bool:
@@ -313,6 +328,20 @@ def _has_no_history(tensor: Tensor) -> bool:
         return True
     base = tensor._base
     return base is not None and base.is_leaf
+
+
+def _may_be_moved(tensor: Tensor) -> bool:
+    """Return whether somebody may give ``tensor`` other memory (``x.data = y``) that is not to be read in the replay.
+
+    Parameters are moved by those who shard them, and what they hold when backward comes to them is what is needed.
+    """
+    return tensor.is_leaf and not tensor.requires_grad
+
+
+def _decides_on_type(args: Any, statistic: int) -> bool:
+    """Return whether the type of what a batch norm returns follows from that of its running statistics."""
+    tensor, weight = args[:2]
+    return weight is None and tensor.dtype != args[statistic].dtype
 
 
 def _generator_and_state(rule: OpRule, args: Any, kwargs: Any) -> _Draw | None:
@@ -333,6 +362,6 @@ def _device_generator(device: torch.device) -> torch.Generator:
 
 
 def _copy_of_storage(tensor: Tensor) -> Tensor:
-    """Return a flat copy of all that lies in the tensor's storage."""
-    num_elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return tensor_with((torch.Size((num_elements,)), (1,), 0, tensor.dtype, False, False), tensor).clone()
+    """Return a copy of all that lies in the tensor's storage, in bytes: its own elements may not fill that."""
+    num_bytes = tensor.untyped_storage().nbytes()
+    return tensor_with((torch.Size((num_bytes,)), (1,), 0, torch.uint8, False, False), tensor).clone()

@@ -46,9 +46,10 @@ def outer_saved_tensors_hooks() -> tuple[PackHook, UnpackHook] | None:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def in_function_transform() -> bool:
-    """Return whether a transform of torch.func is at work (grad, vmap, ...): those refuse saved-tensor hooks."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def refuses_saved_tensors_hooks() -> bool:
+    """Return whether torch refuses saved-tensor hooks now: in transforms of torch.func, and where they are disabled."""
+    in_transform = torch._C._functorch.peek_interpreter_stack() is not None
+    return in_transform or not torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
 
 
 def let_higher_order_operators_through(key_name: str) -> None:

@@ -69,10 +69,14 @@ class HeldTensor:
 
     def __init__(self, tensor: Tensor, place: Place, op_name: str | None) -> None:
         self.tensor = tensor
-        # An inference tensor has no version: autograd refuses to save it and nothing may write it in place.
+        # An inference tensor has no version, and autograd refuses to save it.
         self.version = -1 if tensor.is_inference() else tensor._version
         self.place = place
         self.op_name = op_name
+
+    def num_writes(self) -> int:
+        """Return how often the tensor was written since, as far as that is counted."""
+        return self.tensor._version - self.version if self.version >= 0 else 0
 
     def replace(self, copy: Tensor) -> None:
         """Hold ``copy``, which equals what is held now, because the original is about to be written."""
@@ -93,7 +97,12 @@ class DroppedValue:
 
     def fill(self, tensor: Tensor) -> None:
         """Take the replayed ``tensor`` as this value and give up the recipe."""
-        size, stride, offset, _, _, _ = self.geometry
+        size, stride, offset, dtype, _, _ = self.geometry
+        if tensor.dtype != dtype or tensor.shape != size:
+            raise RuntimeError(
+                f"an op gave a tensor of type {dtype} and size {tuple(size)} in the forward pass, and one of type "
+                f"{tensor.dtype} and size {tuple(tensor.shape)} when it was replayed. Please report it with the model"
+            )
         if tensor.stride() != stride or tensor.storage_offset() != offset:
             # Views of the value were recorded by their place in memory, so the layout must be the recorded one.
             tensor = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

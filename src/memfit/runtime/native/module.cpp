@@ -137,6 +137,7 @@ class ForwardPass {
   };
 
   bool are_hooks_as_left() const {
+    if (!at::SavedTensorDefaultHooks::is_enabled()) return false;
     const auto hooks = at::SavedTensorDefaultHooks::get_hooks(true);
     if (!is_watching_) return !hooks;
     return hooks && hooks->first.ptr(getPyInterpreter()) == pack_hook_.ptr();

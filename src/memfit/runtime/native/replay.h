@@ -17,6 +17,10 @@ struct BelowAutogradAndAutocast {
   at::NoGradGuard no_grad;
   c10::impl::ExcludeDispatchKeyGuard no_autograd{c10::autograd_dispatch_keyset_with_ADInplaceOrView};
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  // Backward itself may run under a function transform, which what was recorded did not.
+  c10::impl::ExcludeDispatchKeyGuard no_transforms{c10::DispatchKeySet(
+      {c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::FuncTorchBatched,
+       c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
   c10::impl::ExcludeDispatchKeyGuard unheard{KEY};
 };
 

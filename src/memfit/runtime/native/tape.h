@@ -21,11 +21,16 @@
 
 namespace memfit {
 
-inline bool is_strided(const Tensor& tensor) { return tensor.defined() && tensor.layout() == at::kStrided; }
+// Nested tensors say that they are strided, and have neither sizes nor strides.
+inline bool is_strided(const Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_nested();
+}
 
 inline bool has_no_history(const Tensor& tensor) {
   return tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf());
 }
+
+inline bool may_be_moved(const Tensor& tensor) { return tensor.is_leaf() && !tensor.requires_grad(); }
 
 // Shares the tensor's version counter, and is seen by no dispatch mode.
 inline Tensor detached_alias(const Tensor& tensor) {
@@ -40,9 +45,10 @@ inline bool covers_its_storage(const Tensor& tensor) {
          static_cast<size_t>(tensor.numel()) * tensor.element_size() == tensor.storage().nbytes();
 }
 
+// In bytes: the tensor's own elements may not fill the storage.
 inline Tensor copy_of_storage(const Tensor& tensor) {
-  const auto num_elements = static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size());
-  return at::clone(strided_over(tensor, tensor.scalar_type(), {num_elements}, {1}, 0));
+  const auto num_bytes = static_cast<int64_t>(tensor.storage().nbytes());
+  return at::clone(strided_over(tensor, at::kByte, {num_bytes}, {1}, 0));
 }
 
 class Tape {
@@ -68,7 +74,7 @@ class Tape {
                       const Drop* drop);
   void run_writing_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
                       const Drop* drop);
-  void before_write(const std::vector<Tensor>& written);
+  void before_write(const std::vector<Tensor>& written, const OpRule& rule);
   intrusive_ptr<Recipe> record(Recipe::Kind kind, const c10::OperatorHandle& op, const OpRule& rule,
                                std::vector<IValue> arguments, std::optional<Draw> draw);
   Source source(const Tensor& tensor, const OpRule& rule);
@@ -171,6 +177,13 @@ inline void Tape::run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet
   }
 }
 
+// Whether the type of what a batch norm returns follows from that of its running statistics.
+inline bool decides_on_type(const std::vector<IValue>& arguments, size_t statistic) {
+  const auto& weight = arguments[1];
+  const bool has_weight = weight.isTensor() && weight.toTensor().defined();
+  return !has_weight && arguments[0].toTensor().scalar_type() != arguments[statistic].toTensor().scalar_type();
+}
+
 inline void Tape::run_batch_norm(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
                                  const OpRule& rule, const Drop* drop_of_call) {
   auto recipe_arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
@@ -179,10 +192,12 @@ inline void Tape::run_batch_norm(const c10::OperatorHandle& op, c10::DispatchKey
     std::vector<Tensor> written;
     for (auto position : {mean, variance}) {
       const auto& statistic = recipe_arguments[position];
-      if (statistic.isTensor() && statistic.toTensor().defined()) written.push_back(statistic.toTensor());
-      recipe_arguments[position] = IValue();
+      const bool is_given = statistic.isTensor() && statistic.toTensor().defined();
+      if (is_given) written.push_back(statistic.toTensor());
+      const bool tells_type = is_given && drop_of_call != nullptr && decides_on_type(recipe_arguments, position);
+      recipe_arguments[position] = tells_type ? IValue(at::empty_like(written.back())) : IValue();
     }
-    before_write(written);
+    before_write(written, rule);
   }
   if (drop_of_call == nullptr) {
     op.redispatchBoxed(keys, stack);
@@ -201,7 +216,7 @@ inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKey
       return false;
     });
   }
-  before_write(written);
+  before_write(written, rule);
   intrusive_ptr<Recipe> recipe;
   std::optional<Geometry> geometry;
   int64_t version = 0;
@@ -253,7 +268,9 @@ inline void tell_of(const Tensor& copy) {
     python->copy_listener(py::reinterpret_steal<py::object>(THPVariable_Wrap(copy)));
 }
 
-inline void Tape::before_write(const std::vector<Tensor>& written) {
+inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule& rule) {
+  // Ops of libraries may count their writes before they are heard.
+  const auto num_counted = rule.name.compare(0, 5, "aten.") == 0 ? 0 : 1;
   for (const auto& tensor : written) {
     if (!is_strided(tensor)) continue;
     std::vector<intrusive_ptr<HeldTensor>> holders;
@@ -262,7 +279,9 @@ inline void Tape::before_write(const std::vector<Tensor>& written) {
       auto* note = notes.on(tensor);
       if (note == nullptr) continue;
       for (const auto& reference : note->held) {
-        if (auto holder = reference.lock()) holders.push_back(std::move(holder));
+        auto holder = reference.lock();
+        // One over what was written unheard must not take that for what it held.
+        if (holder && version_of(holder->tensor) - holder->version <= num_counted) holders.push_back(std::move(holder));
       }
       note->held.clear();
     }
@@ -306,7 +325,14 @@ inline Source Tape::source(const Tensor& tensor, const OpRule& rule) {
       return Source(std::move(dropped), Geometry(tensor));
     }
   }
-  auto held = make_intrusive<HeldTensor>(has_no_history(tensor) ? tensor : detached_alias(tensor), region, &rule);
+  if (tensor.is_inference()) {
+    // Nothing counts the writes to it.
+    auto copy = at::clone(tensor);
+    tell_of(copy);
+    return Source(make_intrusive<HeldTensor>(std::move(copy), region, &rule));
+  }
+  const bool is_held_itself = has_no_history(tensor) && !may_be_moved(tensor);
+  auto held = make_intrusive<HeldTensor>(is_held_itself ? tensor : detached_alias(tensor), region, &rule);
   std::lock_guard lock(notes.mutex);
   notes.written_by(number_, tensor).held.emplace_back(held);
   return Source(std::move(held));

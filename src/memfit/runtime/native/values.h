@@ -201,6 +201,10 @@ inline void DroppedValue::release_resources() {
 }
 
 inline void DroppedValue::fill(Tensor replayed) {
+  TORCH_CHECK(replayed.scalar_type() == geometry.dtype && replayed.sizes() == at::IntArrayRef(geometry.size),
+              "memfit: an op gave a tensor of type ", geometry.dtype, " and size ", at::IntArrayRef(geometry.size),
+              " in the forward pass, and one of type ", replayed.scalar_type(), " and size ", replayed.sizes(),
+              " when it was replayed. Please report it with the model");
   if (replayed.strides() != at::IntArrayRef(geometry.stride) || replayed.storage_offset() != geometry.offset) {
     replayed = empty_with(geometry, replayed.device()).copy_(replayed);
   }
