@@ -27,37 +27,44 @@ seconds = st.floats(0, 1e30, allow_nan=False)
 @st.composite
 def profiles(draw: st.DrawFn) -> ModelProfile:
     num_ops, num_values = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    makers = draw(st.lists(st.none() | st.integers(0, num_ops - 1), min_size=num_values, max_size=num_values))
     op_index, value_index = st.integers(0, num_ops - 1), st.integers(0, num_values - 1)
     indices = st.lists(value_index, max_size=3).map(tuple)
     save = st.builds(Save, st.integers(0, num_ops), op_index, st.none() | op_index)
     layer = st.builds(LayerMemoryProfile, sizes, st.sampled_from(LayerTypeHint), sizes, sizes, st.none() | texts)
-    op = st.builds(
-        RecordedOp,
-        st.none() | texts,
-        texts,
-        st.integers(0, 9),
-        indices,
-        st.lists(st.none() | value_index, max_size=3).map(tuple),
-        indices,
-        st.integers(0, 2**80),
-        st.sampled_from(Replay),
-        st.sampled_from(Phase),
-        seconds,
-        sizes,
-    )
-    value = st.builds(
-        RecordedValue,
-        texts,
-        sizes,
-        st.none() | op_index,
-        st.integers(0, 9),
-        st.none() | op_index,
-        st.lists(save, max_size=2).map(tuple),
-        st.booleans(),
-    )
+
+    def op(index: int) -> st.SearchStrategy[RecordedOp]:
+        made = [value for value, maker in enumerate(makers) if maker == index]
+        return st.builds(
+            RecordedOp,
+            st.none() | texts,
+            texts,
+            st.integers(0, 9),
+            indices,
+            st.permutations([*made, None]).map(tuple) | st.just(tuple(made)),
+            indices,
+            st.integers(0, 2**80),
+            st.sampled_from(Replay),
+            st.sampled_from(Phase),
+            seconds,
+            sizes,
+        )
+
+    def value(maker: int | None) -> st.SearchStrategy[RecordedValue]:
+        return st.builds(
+            RecordedValue,
+            texts,
+            sizes,
+            st.just(maker),
+            value_index,
+            st.none() | op_index,
+            st.lists(save, max_size=2).map(tuple),
+            st.booleans(),
+        )
+
     return ModelProfile(
-        ops=tuple(draw(st.lists(op, min_size=num_ops, max_size=num_ops))),
-        values=tuple(draw(st.lists(value, min_size=num_values, max_size=num_values))),
+        ops=tuple(draw(op(index)) for index in range(num_ops)),
+        values=tuple(draw(value(maker)) for maker in makers),
         blocks=tuple(draw(st.lists(st.builds(Block, texts, layer), max_size=2))),
         peak_bytes=draw(sizes),
         step_seconds=draw(seconds),
@@ -130,6 +137,10 @@ def document(tmp_path: Path) -> dict[str, Any]:
         (("ops", 3, "phase"), "SIDEWAYS", r"ops\[3\]: phase must be one of FORWARD, BACKWARD, OPTIMIZER"),
         (("values", 5, "saves"), [[1, 2]], r"values\[5\]: saves must be lists of read_before"),
         (("values", 5, "op_index"), 10**6, r"values\[5\]: op_index must be a whole number"),
+        (("values", 5, "storage"), 10**12, r"values\[5\]: storage must be a whole number, at most"),
+        (("ops", 3, "outputs"), [], r"values\[\d+\]: op_index is 3, and the outputs of ops\[3\] do not have \d+"),
+        (("ops", 3, "outputs"), [0], r"values\[\d+\]: op_index is 3, and the outputs of ops\[3\] do not have"),
+        (("values", 0, "op_index"), 3, r"values\[0\]: op_index is 3, and the outputs of ops\[3\] do not have 0"),
         (("values", 5, "comes_back"), "no", r"values\[5\]: comes_back must be true or false"),
         (("blocks", 1, "layer_type"), "Conv", r"blocks\[1\]: layer_type must be one of Attention, FFN"),
         (("blocks", 1, "recompute_flops"), -3, r"blocks\[1\]: recompute_flops must be a whole number"),
@@ -167,6 +178,17 @@ def test_a_file_that_is_cut_off_says_so_wherever_it_is_cut(tmp_path: Path, name:
 def test_a_missing_file_is_a_plan_file_error(tmp_path: Path) -> None:
     with pytest.raises(PlanFileError, match=r"no\.json: cannot be read: No such file"):
         ModelProfile.load(tmp_path / "no.json")
+
+
+def test_an_op_that_lists_what_another_made_is_refused(tmp_path: Path) -> None:
+    whole = document(tmp_path)
+    outside = next(place for place, value in enumerate(whole["values"]) if "op_index" not in value)
+    whole["ops"][3]["outputs"].append(outside)
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(whole))
+    told = rf"ops\[3\]: outputs has {outside}, and the op_index of values\[{outside}\] is null; it must be 3"
+    with pytest.raises(PlanFileError, match=told):
+        ModelProfile.load(path)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -72,7 +72,25 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     for name, read in (("ops", reader.op), ("values", reader.value), ("blocks", reader.block)):
         entries = enumerate(document[name])
         contents[name] = tuple(_read(read, entry, f"{path}: {name}[{place}]") for place, entry in entries)
+    _check_makers(contents["ops"], contents["values"], path)
     return ModelProfile(**contents)
+
+
+def _check_makers(ops: tuple[RecordedOp, ...], values: tuple[RecordedValue, ...], path: str | os.PathLike[str]) -> None:
+    """Raise unless ops and values agree on who made what."""
+    for place, value in enumerate(values):
+        if value.op_index is not None and place not in ops[value.op_index].outputs:
+            raise PlanFileError(
+                f"{path}: values[{place}]: op_index is {value.op_index}, and the outputs of ops[{value.op_index}] do "
+                f"not have {place}; what an op makes must be among its outputs"
+            )
+    for place, op in enumerate(ops):
+        for output in op.outputs:
+            if output is not None and values[output].op_index != place:
+                raise PlanFileError(
+                    f"{path}: ops[{place}]: outputs has {output}, and the op_index of values[{output}] is "
+                    f"{json.dumps(values[output].op_index)}; it must be {place}, the op that makes it"
+                )
 
 
 def _read(read: Any, entry: Any, place: str) -> Any:
@@ -185,7 +203,8 @@ class _Reader:
             name=_string(fields["name"], "name"),
             num_bytes=whole_number(fields["num_bytes"], "num_bytes"),
             op_index=self._op_index(fields["op_index"], "op_index"),
-            storage=whole_number(fields["storage"], "storage"),
+            # There are no more storages than values, and planning makes room for as many as the largest number says.
+            storage=self._value_index(fields["storage"], "storage"),
             dies_after=self._op_index(fields["dies_after"], "dies_after"),
             saves=tuple(self._save(save) for save in _list(fields["saves"], "saves")),
             comes_back=_boolean(fields["comes_back"], "comes_back"),
