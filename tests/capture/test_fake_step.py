@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -134,3 +136,45 @@ def test_optimizer_is_counted_and_left_alone() -> None:
     assert fake.peak_bytes == real.peak_bytes
     assert fake.values == real.values
     assert not optimizer.state
+
+
+def trained_optimizer(name: str, model: nn.Module, batch: Tensor, *, foreach: bool, is_used: bool) -> Any:
+    """Return an optimizer that has made a step, or none."""
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-3, foreach=foreach)
+    if is_used:
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["fresh", "used"])
+@pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
+@pytest.mark.parametrize("name", ["Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD"])
+def test_optimizers_that_count_steps_in_tensors_can_be_fake(name: str, foreach: bool, is_used: bool) -> None:
+    model, batch = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(3, 4)
+    optimizer = trained_optimizer(name, model, batch, foreach=foreach, is_used=is_used)
+    before = [tensor.clone() for state in optimizer.state.values() for tensor in state.values()]
+    fake = memfit.profile(model, batch, optimizer=optimizer, mode="fake")
+    real = memfit.profile(model, batch, optimizer=optimizer)
+    # Ops over lists are other ops on fake tensors, and one number of theirs is there at the peak.
+    assert fake.peak_bytes == real.peak_bytes + (4 if foreach and name != "SGD" else 0)
+    after = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    assert len(before) == len(after)
+    assert all(map(torch.equal, before, after))
+
+
+def test_a_tensor_in_an_object_of_the_model_is_fake_too() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Linear(4, 4)
+            self.holder = SimpleNamespace(shifts=[torch.ones(4)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.scale(x) + self.holder.shifts[0])
+
+    model, batch = Holder(), torch.randn(3, 4)
+    fake, real = memfit.profile(model, batch, mode="fake"), memfit.profile(model, batch)
+    assert fake.peak_bytes == real.peak_bytes
+    assert [value.num_bytes for value in fake.values] == [value.num_bytes for value in real.values]

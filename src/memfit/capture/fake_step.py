@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from memfit.capture.devices import device_of, memory_bytes
 from memfit.capture.kept_state import KeptState
@@ -27,13 +28,14 @@ from memfit.capture.step import TrainingStep
 from memfit.capture.timeline import plain_timeline_bytes
 from memfit.errors import MemfitError
 from memfit.graph.model_profile import ModelProfile
-from memfit.runtime.call_arguments import tensors_in
+from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    unset_fake_temporarily,
 )
 
 
@@ -80,20 +82,20 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
 
 def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
     """Return a copy of model, batch and optimizer in which every tensor is fake."""
-    tensors: list[Tensor] = [tensor for _, tensor in step.tensors()]
-    for module in step.model.modules():
-        tensors += tensors_in(list(vars(module).values()))
     # What is in the memo is not copied: the copies of all else refer to the fake tensors.
-    memo: dict[int, Any] = {
-        # An attribute that an earlier step computed has a history, which no step goes back into.
-        id(tensor): fake_mode.from_tensor(tensor if tensor.is_leaf else tensor.detach())
-        for tensor in tensors
-    }
+    parameters: list[Tensor] = [*step.model.parameters()]
+    states: list[Tensor] = []
+    if step.optimizer is not None:
+        parameters += [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
+        states = tensors_of(list(step.optimizer.state.values()))
+    memo: dict[int, Any] = {id(parameter): fake_mode.from_tensor(parameter) for parameter in parameters}
+    # Optimizers count steps in tensors of one number, which they read.
+    memo |= {id(state): _fake_number(state, fake_mode) for state in states if _is_host_number(state)}
     for module in step.model.modules():
         generators = [value for value in vars(module).values() if isinstance(value, torch.Generator)]
         memo |= {id(generator): generator.clone_state() for generator in generators}
     try:
-        with fake_mode:
+        with fake_mode, _CopiesAreFake(fake_mode):
             model, batch, optimizer = copy.deepcopy((step.model, step.batch, step.optimizer), memo)
     except Exception as error:
         raise MemfitError(
@@ -101,6 +103,36 @@ def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
             f"({type(error).__name__}: {error}); use mode='real'"
         ) from error
     return TrainingStep(model, batch, step.loss, optimizer)
+
+
+class _CopiesAreFake(TorchFunctionMode):
+    """Makes a deep copy of whatever holds tensors come with fake ones: batches may be objects of any class."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._fake_mode = fake_mode
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not Tensor.__deepcopy__:
+            return function(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            with unset_fake_temporarily():
+                # An attribute that an earlier step computed has a history, which no step goes back into.
+                known = tensor if tensor.is_leaf else tensor.detach()
+            memo[id(tensor)] = self._fake_mode.from_tensor(known)
+        return memo[id(tensor)]
+
+
+def _is_host_number(state: Tensor) -> bool:
+    return state.dim() == 0 and state.device.type == "cpu"
+
+
+def _fake_number(state: Tensor, fake_mode: FakeTensorMode) -> Tensor:
+    """Return a fake tensor that knows its number, as those do that are made from one inside the mode."""
+    number = state.item()
+    with fake_mode:
+        return torch.tensor(number, dtype=state.dtype)
 
 
 def _is_real(tensor: Tensor) -> bool:

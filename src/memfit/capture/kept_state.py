@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from memfit.capture.python_state import AttributeSnapshot
 from memfit.capture.step import TrainingStep
+from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.call_arguments import tensors_in, written_tensors
 from memfit.runtime.op_rules import Treatment, rule_for
 from memfit.runtime.storage_attribute import StorageAttribute
@@ -187,7 +188,7 @@ def _whole_storage_of(tensor: Tensor) -> Tensor:
 
 def _leaves_of(step: TrainingStep) -> list[Tensor]:
     leaves: list[Tensor] = list(step.model.parameters())
-    leaves += [tensor for tensor in tensors_in(step.batch) if tensor.is_leaf]
+    leaves += [tensor for tensor in tensors_of(step.batch) if tensor.is_leaf]
     if step.optimizer is not None:
         leaves += [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
     return list({id(leaf): leaf for leaf in leaves}.values())

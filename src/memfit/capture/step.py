@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import Phase
-from memfit.runtime.call_arguments import tensors_in
+from memfit.runtime.batch_tensors import tensors_of
 
 Loss = Callable[[Any], Tensor]
 PhaseContext = Callable[[Phase], AbstractContextManager[object]]
@@ -54,10 +54,10 @@ class TrainingStep:
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Return what is known to exist before the step, by name: parameters, buffers, batch, optimizer state."""
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        named += [(f"batch#{number}", tensor) for number, tensor in enumerate(tensors_in(self.batch))]
+        named += [(f"batch#{number}", tensor) for number, tensor in enumerate(tensors_of(self.batch))]
         if self.optimizer is not None:
             # The state is a mapping from parameters; only what it maps them to is state.
-            states = tensors_in(list(self.optimizer.state.values()))
+            states = tensors_of(list(self.optimizer.state.values()))
             named += [(f"optimizer state#{number}", tensor) for number, tensor in enumerate(states)]
         return named
 
@@ -90,7 +90,7 @@ def _what_is_wrong_with(value: object, output: Any) -> str:
             "gradients are switched off, so that there is no backward pass to run; call memfit outside of "
             "torch.no_grad() and torch.inference_mode()"
         )
-    tensors = _tensors(output)
+    tensors = tensors_of(output)
     if tensors and not any(tensor.requires_grad for tensor in tensors):
         return (
             "nothing in the model's output requires gradients: its parameters are frozen, or its forward pass detaches "
@@ -112,17 +112,9 @@ def _default_loss(output: Any) -> Any:
         return named
     if isinstance(output, Tensor) and output.numel() == 1:
         return output
-    floating = [tensor for tensor in _tensors(output) if tensor.is_floating_point() and tensor.requires_grad]
+    floating = [tensor for tensor in tensors_of(output) if tensor.is_floating_point() and tensor.requires_grad]
     if not floating:
         return output
     return (
         torch.stack([tensor.float().mean() for tensor in floating]).mean() if len(floating) > 1 else floating[0].mean()
     )
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    if isinstance(output, Mapping):
-        return tensors_in(list(output.values()))
-    if hasattr(output, "__dataclass_fields__"):
-        return tensors_in([getattr(output, name) for name in output.__dataclass_fields__])
-    return tensors_in(output)

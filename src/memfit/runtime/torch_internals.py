@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException as DataDe
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
+from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PackHook = Callable[[torch.Tensor], Any]
@@ -84,3 +86,9 @@ def detached_alias_below_autograd(tensor: torch.Tensor) -> torch.Tensor:
     # The guard behind the public torch.overrides.enable_reentrant_dispatch, without that one's generator.
     with torch._C._RestorePythonTLSSnapshot(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
         return tensor.detach()
+
+
+def pytree_children(value: object) -> list[Any] | None:
+    """Return what is in ``value`` if its class is registered with torch's pytrees, else None."""
+    node = _pytree.SUPPORTED_NODES.get(type(value))
+    return None if node is None else node.flatten_fn(value)[0]

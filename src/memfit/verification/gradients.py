@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memfit.capture.bits import same_bits
 from memfit.capture.step import TrainingStep
-from memfit.runtime.call_arguments import tensors_in
+from memfit.runtime.batch_tensors import tensors_of
 
 Gradients = Mapping[str, Tensor | None]
 
@@ -30,7 +30,7 @@ def gradients_of(step: TrainingStep) -> Gradients:
     The device is to hold nothing on behalf of the comparison while other steps are measured on it.
     """
     named: list[tuple[str, Tensor]] = [*step.model.named_parameters()]
-    named += [(f"batch#{number}", tensor) for number, tensor in enumerate(tensors_in(step.batch))]
+    named += [(f"batch#{number}", tensor) for number, tensor in enumerate(tensors_of(step.batch))]
     return {name: _host_copy(leaf.grad) for name, leaf in named if leaf.requires_grad and leaf.is_leaf}
 
 
