@@ -17,11 +17,19 @@ from tests.engine.plans import profile_of
 from tests.engine.zoo import BY_NAME
 
 from memfit import LayerMemoryProfile, LayerTypeHint, ModelProfile, PlanFileError
+from memfit.graph.inputs import Input
 from memfit.graph.model_profile import Block, HostCosts, Phase, RecordedOp, RecordedValue, Replay, Save
 
 texts = st.text(max_size=8)
 sizes = st.integers(0, 2**64 - 1)
 seconds = st.floats(0, 1e30, allow_nan=False)
+
+
+inputs = st.lists(
+    st.builds(Input, texts, st.sampled_from(["int64", "float32"]), st.lists(st.integers(0, 9), max_size=3).map(tuple)),
+    max_size=3,
+    unique_by=lambda entry: entry.name,
+).map(tuple)
 
 
 @st.composite
@@ -74,6 +82,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
         free_bytes=draw(st.none() | sizes),
         measured_with=draw(texts),
         host=draw(st.none() | st.builds(HostCosts, *[seconds] * 7, runs_ahead=st.booleans())),
+        inputs=draw(inputs),
     )
 
 

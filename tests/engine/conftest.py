@@ -17,6 +17,7 @@ RUN_ONCE = {
     "test_distributed",
     "test_native_engine",
     "test_on_gpu",
+    "test_other_inputs",
     "test_predicted_peaks",
     "test_profile_keeps_the_model",
     "test_step_comparison",

@@ -21,6 +21,7 @@ both_plans = pytest.mark.parametrize("plan_for", [every_layer, every_value], ids
 PlanFor = Callable[[Example], memfit.Plan]
 
 
+@pytest.mark.filterwarnings("ignore:planned for")
 @both_plans
 def test_batches_of_other_shapes_than_the_planned_one(plan_for: PlanFor) -> None:
     def scenario(step: Step) -> Trace:

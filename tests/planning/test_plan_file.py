@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfit.errors import PlanFileError
+from memfit.graph.inputs import Input
 from memfit.graph.names import ValueName
 from memfit.graph.plan import Decision, Plan
 
@@ -32,12 +34,14 @@ PLAN = Plan(
     predicted_overhead=0.02,
     optimality_gap=0.001,
     budget_bytes=22_000,
+    inputs=(Input("input_ids", "int64", (8, 128)), Input("scale", "float32", ())),
 )
 
 TEXT = """{
   "format": "memfit-plan",
   "version": 1,
   "fingerprint": "f00d",
+  "inputs": {"input_ids": "int64[8, 128]", "scale": "float32[]"},
   "budget_bytes": 22000,
   "predicted_peak_bytes": 21000,
   "predicted_overhead": 0.02,
@@ -103,6 +107,12 @@ def test_a_loaded_plan_equals_the_saved_one(
     assert list(loaded.decisions) == list(decisions)
 
 
+def test_a_file_that_tells_nothing_of_inputs_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(changed(lambda d: d.pop("inputs")), encoding="utf-8")
+    assert Plan.load(path) == replace(PLAN, inputs=())
+
+
 @pytest.mark.parametrize("length", [0, 1, 40, 200, len(TEXT) - 3])
 def test_a_cut_off_file_is_refused(tmp_path: Path, length: int) -> None:
     path = tmp_path / "plan.json"
@@ -126,6 +136,9 @@ def changed(change: Callable[[dict[str, Any]], object]) -> str:
         (changed(lambda d: d.update(colour="red")), '"colour" is unknown'),
         (changed(lambda d: d.update(regions="layers")), '"regions" must be a list of module paths'),
         (changed(lambda d: d.update(fingerprint=1)), '"fingerprint" must be a text'),
+        (changed(lambda d: d.update(inputs=[])), "inputs must be an object of names with types and shapes"),
+        (changed(lambda d: d["inputs"].update(scale="float32")), r"such as .*; got 'float32' \(str\) for 'scale'"),
+        (changed(lambda d: d["inputs"].update(scale=[1])), "inputs must have a type and a shape each"),
         (changed(lambda d: d.update(budget_bytes=-1)), "budget_bytes"),
         (changed(lambda d: d.update(predicted_peak_bytes=1.5)), "predicted_peak_bytes"),
         (changed(lambda d: d.update(optimality_gap=-0.1)), '"optimality_gap" must be a number, at least 0'),

@@ -119,6 +119,16 @@ def test_a_plain_step_that_differs_from_itself_by_more_than_rounding_proves_noth
     assert not verification.holds
 
 
+def test_a_batch_of_another_shape_is_warned_of_once() -> None:
+    model = Chain()
+    plan = planned(model, torch.randn(4, 8))
+    with pytest.warns(UserWarning, match=r"planned for x float32\[4, 8\], got float32\[6, 8\]") as warned:
+        verification = verify(model, plan, torch.randn(6, 8))
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    assert verification.gradients_equal
+
+
 def test_where_only_the_planned_step_fits_the_device_it_is_measured_alone() -> None:
     model, batch = NeedsAPlan(), torch.randn(4, 8)
     plan = planned(model, batch)

@@ -30,6 +30,7 @@ from memfit.errors import MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.fingerprint import fingerprint_of
+from memfit.runtime.model_inputs import noting_inputs
 from memfit.runtime.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -50,7 +51,7 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
             # The first run creates the optimizer's state.
             with state.kept():
                 fake.run()
-        with state.kept():
+        with state.kept(), noting_inputs(fake.model) as inputs:
             recording, called = record_step(fake, device, _is_real)
         with state.kept():
             natural = record_without_saves(fake, device, _is_real)
@@ -77,6 +78,7 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
         device_bytes=device_bytes,
         free_bytes=free_bytes,
         measured_with="fake tensors and a roofline of the device",
+        inputs=tuple(inputs),
     )
 
 

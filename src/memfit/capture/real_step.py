@@ -24,6 +24,7 @@ from memfit.planning.planner import plan_of_all_that_replays
 from memfit.runtime.apply import Applied
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.ledger import peak_of
+from memfit.runtime.model_inputs import noting_inputs
 from memfit.runtime.tape_choice import TapeChoice
 
 # Ops are timed for this long, or for as long as this many steps take, whichever is longer.
@@ -38,7 +39,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
     state = KeptState(step)
     with state.kept_optimizer():
         # The first run warms up, creates the optimizer's state, and shows what there is to be put back.
-        with state.kept():
+        with state.kept(), noting_inputs(step.model) as inputs:
             step.run()
         with state.kept():
             recording, called = record_step(step, device, existed_before)
@@ -76,6 +77,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
             device_bytes=device_bytes,
             free_bytes=free_bytes,
             host=host,
+            inputs=tuple(inputs),
         )
         profile = calibrated(profile, step, state)
         recording_all = plan_of_all_that_replays(profile)

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from memfit.graph.inputs import Input
 from memfit.layers.profile import LayerMemoryProfile
 
 
@@ -132,6 +133,7 @@ class ModelProfile:
     ``device_bytes`` is all the memory that the device has, ``free_bytes`` how much of it this step can have at most,
     counting what it holds already; None where that is not known. ``measured_with`` says how the numbers came about.
     ``host`` is what the host has to do while the device computes; None where they are one, or it was not measured.
+    ``inputs`` are the tensors that the model was called with.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -145,6 +147,7 @@ class ModelProfile:
     free_bytes: int | None = None
     measured_with: str = "real step"
     host: HostCosts | None = None
+    inputs: tuple[Input, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path`` as JSON, compressed where the path ends in ``.gz``."""

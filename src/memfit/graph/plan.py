@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from memfit.graph.inputs import Input
+
 
 class Decision(StrEnum):
     """What to do with a value between the op that made it and the backward pass."""
@@ -26,7 +28,8 @@ class Plan:
     watch what autograd saves. ``fingerprint`` is that of the model it is for. ``predicted_peak_bytes`` is the peak of
     the whole step, parameters included; ``predicted_overhead`` the seconds added, as a share of the plain step;
     ``optimality_gap`` bounds how much of the plain step it is at most slower than the fastest plan of that peak or
-    budget. ``budget_bytes`` is what it was planned for, None for a strategy.
+    budget. ``budget_bytes`` is what it was planned for, None for a strategy. ``inputs`` are the tensors that the model
+    was called with when it was profiled: for others, gradients are right, and the prediction does not hold.
     """
 
     decisions: Mapping[str, Decision]
@@ -38,6 +41,7 @@ class Plan:
     predicted_overhead: float = 0.0
     optimality_gap: float = 0.0
     budget_bytes: int | None = None
+    inputs: tuple[Input, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to ``path`` as JSON with one decision a line, all of it or nothing."""

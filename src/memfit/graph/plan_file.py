@@ -4,6 +4,7 @@
       "format": "memfit-plan",
       "version": 1,
       "fingerprint": "…",
+      "inputs": {"input_ids": "int64[8, 128]"},
       "budget_bytes": 21474836480,
       "predicted_peak_bytes": 21470000000,
       "predicted_overhead": 0.021,
@@ -32,6 +33,7 @@ from itertools import groupby
 from typing import Any
 
 from memfit.errors import InvalidParameterError, PlanFileError
+from memfit.graph.inputs import inputs_document, inputs_from_document
 from memfit.graph.names import parse_value_name
 from memfit.graph.plan import Decision, Plan
 from memfit.layers.document import check_fields, check_kind, read_document, write_text
@@ -57,6 +59,7 @@ def plan_text(plan: Plan) -> str:
         "format": PLAN_FORMAT,
         "version": PLAN_VERSION,
         "fingerprint": plan.fingerprint,
+        **({"inputs": inputs_document(plan.inputs)} if plan.inputs else {}),
         "budget_bytes": plan.budget_bytes,
         "predicted_peak_bytes": plan.predicted_peak_bytes,
         "predicted_overhead": plan.predicted_overhead,
@@ -73,7 +76,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Return the plan in the file at ``path``; what is wrong with it is a ``PlanFileError`` with the place."""
     document = read_document(path)
     check_kind(document, path, expected=PLAN_FORMAT, version=PLAN_VERSION)
-    check_fields(document, f"{path}", required=_FIELDS)
+    check_fields(document, f"{path}", required=_FIELDS, optional=frozenset({"inputs"}))
     budget_bytes = document["budget_bytes"]
     for name in _MODULES:
         paths = document[name]
@@ -84,6 +87,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         if budget_bytes is not None:
             budget_bytes = whole_number(budget_bytes, "budget_bytes", maximum=None)
+        inputs = inputs_from_document(document.get("inputs", {}))
         counts = {name: whole_number(document[name], name, maximum=None) for name in _COUNTS}
     except InvalidParameterError as error:
         raise PlanFileError(f"{path}: {error}") from None
@@ -93,6 +97,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         watched=tuple(document["watched"]),
         fingerprint=document["fingerprint"],
         budget_bytes=budget_bytes,
+        inputs=inputs,
         recompute_flops=counts["recompute_flops"],
         predicted_peak_bytes=counts["predicted_peak_bytes"],
         predicted_overhead=_share(document, "predicted_overhead", path),

@@ -13,6 +13,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from memfit.errors import InvalidParameterError, PlanFileError
+from memfit.graph.inputs import Input, inputs_document, inputs_from_document
 from memfit.graph.model_profile import Block, HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
 from memfit.layers.document import check_fields, check_kind, read_document, write_text
 from memfit.layers.profile import LayerMemoryProfile, LayerTypeHint
@@ -44,6 +45,8 @@ def save_profile(profile: ModelProfile, path: str | os.PathLike[str]) -> None:
     """Write ``profile`` to ``path`` in one go: whoever reads it sees the old file or the new one, never a part."""
     head: dict[str, Any] = {"format": PROFILE_FORMAT, "version": PROFILE_VERSION}
     head |= {name: getattr(profile, name) for name in _HEAD}
+    if profile.inputs:
+        head["inputs"] = inputs_document(profile.inputs)
     if profile.host is not None:
         head["host"] = asdict(profile.host)
     entries = {
@@ -61,12 +64,13 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     document = read_document(path)
     check_kind(document, path, expected=PROFILE_FORMAT, version=PROFILE_VERSION)
     required = frozenset({"format", "version", *_HEAD, *_LISTS})
-    check_fields(document, f"{path}", required=required, optional=frozenset({"host"}))
+    check_fields(document, f"{path}", required=required, optional=frozenset({"host", "inputs"}))
     for name in _LISTS:
         if not isinstance(document[name], list):
             raise PlanFileError(f'{path}: "{name}" must be a list; got {shown(document[name])}')
     reader = _Reader(len(document["ops"]), len(document["values"]))
     contents = _read(reader.head, {name: document[name] for name in _HEAD}, f"{path}")
+    contents["inputs"] = _read(reader.inputs, document.get("inputs", {}), f"{path}")
     if document.get("host") is not None:
         contents["host"] = _read(reader.host, document["host"], f"{path}: host")
     for name, read in (("ops", reader.op), ("values", reader.value), ("blocks", reader.block)):
@@ -168,6 +172,9 @@ class _Reader:
                 whole_number(entry[name], name)
         whole_number(entry["peak_bytes"], "peak_bytes")
         return entry | {"step_seconds": _seconds(entry["step_seconds"], "step_seconds")}
+
+    def inputs(self, entry: Any, place: str) -> tuple[Input, ...]:
+        return inputs_from_document(entry)
 
     def host(self, entry: Any, place: str) -> HostCosts:
         costs = check_fields(entry, place, required=frozenset(_HOST_SECONDS), optional=frozenset({"runs_ahead"}))

@@ -159,6 +159,7 @@ def _plan_of(
         predicted_overhead=simulation.added_seconds / step_seconds,
         optimality_gap=max(gap_seconds, 0.0) / step_seconds,
         budget_bytes=budget_bytes,
+        inputs=profile.inputs,
     )
 
 

@@ -17,6 +17,7 @@ from memfit.graph.plan import Plan
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, wrap_forward
+from memfit.runtime.model_inputs import InputCheck
 from memfit.runtime.regions import Region, regions_of
 from memfit.runtime.tape_choice import TapeChoice
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
@@ -26,7 +27,8 @@ def apply(model: nn.Module, plan: Plan) -> Applied:
     """Run the model's training steps by ``plan`` from now on. ``.remove()``, or leaving a ``with``, ends that.
 
     The model keeps its type, its state dict, its hooks and its attributes; only the ``forward`` of planned modules is
-    stood in for, on the instance. Forward passes without gradients run as ever.
+    stood in for, on the instance. Forward passes without gradients run as ever. Those with other inputs than the plan
+    was made for have right gradients and another peak; the first one warns.
     """
     _refuse_unfit(model, plan)
     if not plan.regions:
@@ -40,7 +42,7 @@ class Applied:
     def __init__(self, model: nn.Module, plan: Plan, new_tape: Callable[[], ForwardPass]) -> None:
         self.model = model
         self.plan = plan
-        self._passes = _ForwardPasses(new_tape)
+        self._passes = _ForwardPasses(new_tape, InputCheck(plan.inputs))
         self._unwrap: list[Callable[[], None]] | None = []
         modules = dict(model.named_modules())
         regions = regions_of(plan, model)
@@ -70,8 +72,9 @@ class Applied:
 class _ForwardPasses:
     """The forward passes under way, one in each thread, each with its tape."""
 
-    def __init__(self, new_tape: Callable[[], ForwardPass]) -> None:
+    def __init__(self, new_tape: Callable[[], ForwardPass], input_check: InputCheck) -> None:
         self._new_tape = new_tape
+        self._input_check = input_check
         self._in_thread = threading.local()
 
     @contextmanager
@@ -92,6 +95,7 @@ class _ForwardPasses:
     def run_model(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled() or refuses_saved_tensors_hooks():
             return forward(*args, **kwargs)
+        self._input_check.see(forward, args, kwargs)
         with self._pass():
             return forward(*args, **kwargs)
 
@@ -105,6 +109,8 @@ class _ForwardPasses:
             if region.path and outer_saved_tensors_hooks() is not None:
                 # A part of the model, called on its own under such hooks: torch.utils.checkpoint is recomputing it.
                 return forward(*args, **kwargs)
+            if not region.path:
+                self._input_check.see(forward, args, kwargs)
             with self._pass() as tape:
                 return tape.run(region, forward, args, kwargs)
 

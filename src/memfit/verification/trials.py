@@ -14,9 +14,11 @@ from memfit.capture.devices import device_of
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.recorded_runs import no_garbage_collection, record_step
 from memfit.capture.step import TrainingStep
+from memfit.graph.inputs import Input
 from memfit.progress import Progress
 from memfit.runtime.forward_wrapping import WrappedForward
 from memfit.runtime.ledger import peak_of
+from memfit.runtime.model_inputs import noting_inputs
 from memfit.verification.gradients import Gradients, gradients_of
 from memfit.verification.ways import Way
 
@@ -42,6 +44,8 @@ class Trials:
         # Where the step cannot run plain, it cannot be asked what else it meets.
         self._held = None if plain_fits else [tensor for _, tensor in step.tensors()]
         self.device = device_of(step)
+        # What the model was called with when it last warmed up.
+        self.inputs: tuple[Input, ...] = ()
 
     def kept_optimizer(self) -> AbstractContextManager[None]:
         """Return what all runs go inside: afterwards the optimizer knows of none of them."""
@@ -49,8 +53,9 @@ class Trials:
 
     def warm_up(self, way: Way) -> None:
         """Run the step once, so that later runs find caches filled and kernels chosen."""
-        with self._state.kept(), way(self._step.model):
+        with self._state.kept(), way(self._step.model), noting_inputs(self._step.model) as inputs:
             self._step.run()
+        self.inputs = tuple(inputs)
 
     def measured(self, way: Way) -> Measured:
         """Return the peak and the gradients of a run."""

@@ -14,9 +14,11 @@ from torch import nn
 from memfit.capture.step import Loss, TrainingStep
 from memfit.capture.step_arguments import refuse_unfit_arguments
 from memfit.errors import InvalidParameterError, VerificationError
+from memfit.graph.inputs import difference_in_words
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Quartiles, Verification
 from memfit.progress import Progress, Quiet
+from memfit.runtime.model_inputs import warn_of_other_inputs
 from memfit.units import format_bytes
 from memfit.verification.gradients import GradientDifference, difference_between
 from memfit.verification.machine import device_name
@@ -37,7 +39,7 @@ def verify(
 
     ``batch``, ``loss`` and ``optimizer`` are as for `profile`; give the same, so that the peak is that of the step that
     was planned. Everything is left as it was, the plan included that may be at work on the model already: it is set
-    aside meanwhile, and ``plan`` is what is tried.
+    aside meanwhile, and ``plan`` is what is tried. A batch of other shapes than those planned for is warned of.
     """
     _refuse_unfit(model, plan)
     refuse_unfit_arguments(loss, optimizer)
@@ -84,6 +86,7 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
             progress.advance()
         comparison = _Comparison(*runs)
         plain_seconds, seconds = trials.seconds_in_turns((plain, planned(plan)), progress)
+    _warn_of_other_inputs(plan, trials)
     difference, noise = comparison.difference, comparison.noise
     ratios = [ours / theirs - 1 for theirs, ours in zip(plain_seconds, seconds, strict=True)]
     return Verification(
@@ -111,6 +114,7 @@ def _planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verifi
         measured = trials.measured(planned(plan))
         progress.advance()
         (seconds,) = trials.seconds_in_turns((planned(plan),), progress)
+    _warn_of_other_inputs(plan, trials)
     return Verification(
         gradients_equal=None,
         max_gradient_error=None,
@@ -139,6 +143,13 @@ def _planned_facts(plan: Plan, seconds: Sequence[float], trials: Trials) -> dict
         "torch_version": torch.__version__,
         "fingerprint": plan.fingerprint,
     }
+
+
+def _warn_of_other_inputs(plan: Plan, trials: Trials) -> None:
+    difference = difference_in_words(plan.inputs, trials.inputs) if plan.inputs else None
+    if difference is not None:
+        # At whoever called verify().
+        warn_of_other_inputs(difference, stacklevel=4)
 
 
 def _quartiles(numbers: Sequence[float]) -> Quartiles:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -30,7 +31,8 @@ def planned(plan: Plan) -> Way:
         with warnings.catch_warnings():
             # That the plan changes nothing is for whoever applies it to hear, once.
             warnings.simplefilter("ignore")
-            return apply(model, plan)
+            # So is that its inputs are others.
+            return apply(model, replace(plan, inputs=()))
 
     return by_plan
 

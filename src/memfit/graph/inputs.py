@@ -1,0 +1,55 @@
+"""The tensors that a model is called with, as data: what a profile was measured on and a plan is for. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from memfit.errors import InvalidParameterError
+from memfit.layers.validation import shown
+
+_MOST_TOLD = 3
+
+
+class Input(NamedTuple):
+    """One tensor: the argument that it is, or the way to it inside one (``batch.images.0``), its type and its shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def difference_in_words(planned: Sequence[Input], given: Sequence[Input]) -> str | None:
+    """Return how the ``given`` inputs differ from those ``planned`` for, or None where they are the same."""
+    expected, got = ({entry.name: str(entry) for entry in inputs} for inputs in (planned, given))
+    names = [name for name in {**expected, **got} if expected.get(name) != got.get(name)]
+    if not names:
+        return None
+    told = [f"{name} {expected.get(name, 'absent')}, got {got.get(name, 'none')}" for name in names[:_MOST_TOLD]]
+    more = f"; and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else ""
+    return f"planned for {'; for '.join(told)}{more}"
+
+
+def inputs_document(inputs: Sequence[Input]) -> dict[str, str]:
+    """Return ``inputs`` as files carry them: each name with type and shape, such as ``"int64[8, 128]"``."""
+    return {entry.name: str(entry) for entry in inputs}
+
+
+def inputs_from_document(document: Any) -> tuple[Input, ...]:
+    """Return the inputs of a file; what is wrong with them is an ``InvalidParameterError``."""
+    if not isinstance(document, dict):
+        raise InvalidParameterError(f"inputs must be an object of names with types and shapes; got {shown(document)}")
+    return tuple(_input(name, text) for name, text in document.items())
+
+
+def _input(name: str, text: Any) -> Input:
+    parts = re.fullmatch(r"(\w+)\[((?:\d+(?:, \d+)*)?)\]", text) if isinstance(text, str) else None
+    if parts is None:
+        raise InvalidParameterError(
+            f'inputs must have a type and a shape each, such as "int64[8, 128]"; got {shown(text)} for {name!r}'
+        )
+    return Input(name, parts[1], tuple(int(size) for size in parts[2].split(", ") if size))
