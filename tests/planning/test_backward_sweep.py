@@ -92,6 +92,9 @@ def test_rows_taken_together_prove_nothing_that_is_false(profile: ModelProfile, 
     for limit_bytes in (exact[-1].peak_bytes, exact[0].peak_bytes, ENDLESS):
         result = swept(timeline, limit_bytes, by_seconds=False, most_rows=most_rows, is_relaxed=True)
         assert result.least <= exact[-1].peak_bytes
+    for best in exact:
+        result = swept(timeline, best.peak_bytes, by_seconds=True, most_rows=most_rows, is_relaxed=True)
+        assert result.least <= best.recompute_seconds
 
 
 @settings(max_examples=80, deadline=None)

@@ -4,11 +4,11 @@ The last op comes first. Partial plans (`sweep_rows`) of one class (`sweep_class
 them, one can be forgotten that needs no less memory anywhere, and no fewer seconds, than the other. With all rows kept
 that are not beaten so, what is found is exact.
 
-Where there are more rows than allowed, a *relaxed* sweep for the least peak takes those together that need nearly the
-same. One of them stands for all, with the least memory that any of them has in each zone: whatever becomes of any of
-them within a limit also becomes of that one. So the least peak that is found is one that no plan can stay below, and
-the plan that is found with it may need more than was counted (after Bergman, Cire, van Hoeve and Hooker, "Discrete
-Optimization with Decision Diagrams", 2016).
+Where there are more rows than allowed, a *relaxed* sweep takes those together that need nearly the same. One of them
+stands for all, with the least memory that any of them has in each zone, and the least seconds: whatever becomes of any
+of them within a limit also becomes of that one. So the least peak, or the least seconds, that is found is one that no
+plan can stay below, and the plan that is found with it may need more than was counted (after Bergman, Cire, van Hoeve
+and Hooker, "Discrete Optimization with Decision Diagrams", 2016).
 
 Prices on memory (`state_graph`) tell what each partial plan has yet to pay at least, whatever is decided for the rest:
 a *guide*. What cannot become better than what is known is forgotten too. In sweeps that are not relaxed, or where there
@@ -90,7 +90,7 @@ def swept(
 ) -> Swept:
     """Return plans within the limit of bytes, and within the seconds where those count.
 
-    A relaxed sweep, for the least peak only, may return a plan that is not within the limit.
+    A relaxed sweep, which has no guides, may return a plan that is not within the limits.
     """
     sweep = _Sweep(timeline, limit_bytes, by_seconds, most_rows, most_seconds, is_relaxed)
     if graph is not None:
@@ -250,10 +250,14 @@ class _Sweep:
         """
         rows, memory = self._rows, classes.memory
         finest = max(self._limit_bytes * _FINEST_UNIT, 1.0)
+        most_seconds = max(float(rows.seconds.max()), 1e-300)
 
         def groups(coarseness: int) -> tuple[npt.NDArray[np.uint64], Ints]:
             unit = int(finest * _UNIT_GROWTH**coarseness)
-            together = hashed([classes.hashes.view(np.int64), *(memory // unit).T], rows.num_rows)
+            columns = [classes.hashes.view(np.int64), *(memory // unit).T]
+            if self._by_seconds:
+                columns.append((rows.seconds * (self._limit_bytes / unit / most_seconds)).astype(np.int64))
+            together = hashed(columns, rows.num_rows)
             which, of_group = np.unique(together, return_inverse=True)
             return which, of_group
 
@@ -264,10 +268,12 @@ class _Sweep:
         order = np.argsort(of_group, kind="stable")
         firsts = np.searchsorted(of_group[order], np.arange(len(which)))
         least = np.minimum.reduceat(memory[order], firsts, axis=0)[of_group]
+        least_seconds = np.minimum.reduceat(rows.seconds[order], firsts)[of_group]
         # The smallest stands for all.
         order = np.lexsort((rows.peaks(), of_group))
         standing = np.sort(order[firsts])
         self._lower(classes, least, standing)
+        rows.seconds[standing] = least_seconds[standing]
         return standing
 
     def _lower(self, classes: Classes, least: Ints, which: Ints) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Set
 
 from memfit.planning.block_values import BlockValues
 from memfit.planning.bound import least_live_peak, single_time_lines
-from memfit.planning.least_peak import can_be_swept, least_peak
+from memfit.planning.least_peak import FIRST_ROWS, GROWTH, can_be_swept, least_peak
 from memfit.planning.polish import polished
 from memfit.planning.proofs import Floor, Proofs
 from memfit.planning.replay_program import ReplayProgram
@@ -49,6 +49,8 @@ _MOST_PRICED = 16
 # How many cells sweeps for the least peak may have, more where there are few ops to decide on: there it is often found
 # and proven. Those that look for nothing else have many more (`search`).
 _EFFORT_FOR_LEAST_PEAK, _EFFORT_FOR_LEAST_PEAK_OF_FEW, _FEW_OPS = 2_000_000, 8_000_000, 200
+# How many cells sweeps may have that prove what a budget costs at least, in the same way.
+_EFFORT_FOR_SECONDS, _EFFORT_FOR_SECONDS_OF_FEW = 2_000_000, 4_000_000
 # How many rows a step of one op could pay for in the first sweep that looks for faster plans at a budget. Each further
 # one there has eight times the rows, if the one before made the gap this much smaller. What all of them may have falls
 # with the square of the ops: larger steps have larger states, too.
@@ -144,6 +146,8 @@ class _Refinement:
             self._close_gaps(self._try_swept, _SMALL_GAP_OF_SWEPT)
             self._change_one_by_one()
         self._solve_programs()
+        self._effort = _EFFORT_FOR_SECONDS_OF_FEW if sweeps.num_ops <= _FEW_OPS else _EFFORT_FOR_SECONDS
+        self._close_gaps(self._try_swept_together, _SMALL_GAP_OF_SWEPT)
         self._effort = _POLISHING_EFFORT // step.num_ops
         self._close_gaps(self._try_polished, _SMALL_GAP_OF_SWEPT)
 
@@ -316,6 +320,22 @@ class _Refinement:
         self.proofs.floors.append(Floor(budget_bytes, least_seconds))
         self._try_all(plans)
         return visit + 1 < _MOST_SWEEPS and self._gap(budget_bytes) <= _WORTHWHILE * gap
+
+    def _try_swept_together(self, budget_bytes: int, visit: int) -> bool:
+        """Sweep within one budget with partial plans taken together, with more rows as long as that proves more.
+
+        Near the smallest peak few partial plans are possible, and what is proven there is often all there is.
+        """
+        num_rows = FIRST_ROWS * GROWTH**visit
+        if not can_be_swept(self._sweeps, self._effort, num_rows):
+            return False
+        gap = self._gap(budget_bytes)
+        fastest = next((e.recompute_seconds for e in self._entries if e.peak_bytes <= budget_bytes), math.inf)
+        plans, least_seconds, num_cells = self._sweeps.least_seconds(budget_bytes, fastest, num_rows)
+        self._effort -= num_cells
+        self.proofs.floors.append(Floor(budget_bytes, least_seconds))
+        self._try_all(plans)
+        return self._gap(budget_bytes) <= _WORTHWHILE * gap
 
     def _try_polished(self, budget_bytes: int, visit: int) -> bool:
         """Polish the fastest plan for one budget; where it is the fastest still, that was all."""

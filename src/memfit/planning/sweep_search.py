@@ -134,6 +134,21 @@ class Sweeps:
         """Return whether prices were looked for at that budget."""
         return budget_bytes in self._prices_of_budget
 
+    def least_seconds(
+        self, budget_bytes: int, known_seconds: float, num_rows: int
+    ) -> tuple[list[frozenset[int]], float, int]:
+        """Return plans that may be within a budget and some seconds, what any takes at least, and the cells it took."""
+        result = swept(
+            self._timeline,
+            budget_bytes,
+            by_seconds=True,
+            most_rows=num_rows,
+            most_seconds=known_seconds,
+            is_relaxed=True,
+        )
+        least = result.least - _ROUNDING * self._step.profile.step_seconds
+        return [plan.dropped for plan in result.found], least, result.num_cells
+
     def faster(self, budget_bytes: int, known_seconds: float, num_rows: int) -> tuple[list[frozenset[int]], float]:
         """Return plans within a budget that take no more than some seconds, and the least that any can take.
 
