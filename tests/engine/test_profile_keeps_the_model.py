@@ -104,3 +104,27 @@ def test_state_of_a_loss_that_is_a_module_is_put_back() -> None:
     loss = Counting()
     memfit.profile(nn.Linear(4, 4), torch.ones(2, 4), loss=loss)
     assert loss.num_calls == 0
+
+
+class WritesUnusually(nn.Module):
+    """Writes one buffer in inference mode, and another through elements that do not fill it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("seen", torch.zeros(8))
+        self.register_buffer("turned", torch.arange(3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            self.seen.add_(x.mean(0))
+        torch.view_as_complex(self.turned[:2]).mul_(1j)
+        self.turned[2:].add_(1)
+        return torch.tanh(self.layer(x)).sum()
+
+
+def test_unusual_writes_are_undone() -> None:
+    model = WritesUnusually()
+    memfit.profile(model, torch.ones(4, 8))
+    assert torch.equal(model.seen, torch.zeros(8))
+    assert torch.equal(model.turned, torch.arange(3.0))

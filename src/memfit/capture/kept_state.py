@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from memfit.capture.python_state import AttributeSnapshot
 from memfit.capture.step import TrainingStep
 from memfit.runtime.batch_tensors import tensors_of
-from memfit.runtime.call_arguments import tensors_in, written_tensors
+from memfit.runtime.call_arguments import is_strided, tensors_in, written_tensors
 from memfit.runtime.op_rules import Treatment, rule_for
 from memfit.runtime.storage_attribute import StorageAttribute
 from memfit.runtime.torch_internals import DispatchMode
@@ -46,7 +46,7 @@ class KeptState:
     def kept(self) -> Iterator[None]:
         """Run a step, or several, inside the block."""
         gradients = [(leaf, leaf.grad) for leaf in self._leaves]
-        contents = [(leaf, leaf.detach()) for leaf in self._leaves if leaf.layout is torch.strided]
+        contents = [(leaf, leaf.detach()) for leaf in self._leaves if is_strided(leaf)]
         attributes = self._attributes = AttributeSnapshot(map(vars, self._modules()))
         self._drop_gradients()
         # Inside autocast, casts of weights are kept from pass to pass; each run is to make its own.
@@ -144,7 +144,7 @@ class _FirstWrites(DispatchMode):
         if rule.batch_norm_arguments is not None:
             written = tensors_in([args[place] for place in rule.batch_norm_arguments])
         for tensor in written:
-            if tensor.layout is torch.strided and not self._is_made_here(tensor):
+            if is_strided(tensor) and not self._is_made_here(tensor):
                 whole = _whole_storage_of(tensor)
                 self._copies.append((whole, whole.to("cpu", copy=True)))
                 self._mark([tensor], self._made_here, again=True)
@@ -153,13 +153,13 @@ class _FirstWrites(DispatchMode):
         return result
 
     def _is_made_here(self, tensor: Tensor) -> bool:
-        if tensor.layout is not torch.strided:
+        if not is_strided(tensor):
             return False
         return _MAKERS.of(tensor.untyped_storage()) is self._made_here
 
     def _mark(self, tensors: list[Tensor], maker: object, *, again: bool = False) -> None:
         for tensor in tensors:
-            if tensor.layout is torch.strided and (again or _MAKERS.of(tensor.untyped_storage()) is None):
+            if is_strided(tensor) and (again or _MAKERS.of(tensor.untyped_storage()) is None):
                 _MAKERS.set(tensor.untyped_storage(), maker)
 
     def undo(self) -> None:
@@ -179,11 +179,11 @@ class _FirstWrites(DispatchMode):
 
 
 def _whole_storage_of(tensor: Tensor) -> Tensor:
-    """Return a flat tensor over all of the tensor's storage, with a version counter of its own."""
-    num_elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-        tensor.untyped_storage(), 0, (num_elements,), (1,)
-    )
+    """Return the bytes of the tensor's storage as a tensor, with a version counter of its own."""
+    storage = tensor.untyped_storage()
+    # What is made in inference mode could not be written outside of it.
+    with torch.inference_mode(False):
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def _leaves_of(step: TrainingStep) -> list[Tensor]:
