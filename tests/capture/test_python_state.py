@@ -41,6 +41,18 @@ class Slotted:
         self.history: list[int] = []
 
 
+class SlottedNamespace(SimpleNamespace):
+    """A slot over a built-in class that has places of its own, which cannot be written."""
+
+    __slots__ = ("size",)
+
+
+class Defaulting(defaultdict[str, Any]):
+    """A dict with a slot, over a built-in class with a place that can be written."""
+
+    __slots__ = ("size",)
+
+
 @dataclass(frozen=True)
 class Frozen:
     """A dataclass that refuses to be written."""
@@ -88,6 +100,8 @@ def attributes() -> dict[str, Any]:
         "object": State(count=1000, history=[1], inner=State(count=1000)),
         "namespace": SimpleNamespace(count=1000),
         "slots": Slotted(),
+        "slotted namespace": SlottedNamespace(count=1000),
+        "slotted dict": Defaulting(list),
         "frozen": Frozen([1]),
         "tuple": ([1], Pair(1, [2])),
         "nested": [[{"a": [1]}]],
@@ -142,6 +156,9 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "slot": lambda there: setattr(there["slots"], "count", 1001),
     "slot filled": lambda there: setattr(there["slots"], "late", 1),
     "slot emptied": lambda there: delattr(there["slots"], "count"),
+    "slot of a namespace": lambda there: setattr(there["slotted namespace"], "size", 1),
+    "namespace with slots": lambda there: setattr(there["slotted namespace"], "count", 1001),
+    "slot of a dict": lambda there: setattr(there["slotted dict"], "size", 1),
     "list in a slot": lambda there: there["slots"].history.append(1),
     "list in a frozen dataclass": lambda there: there["frozen"].history.append(1),
     "list in a tuple": lambda there: there["tuple"][0].append(1),
@@ -210,11 +227,11 @@ def looked_at(value: Any, around: tuple[int, ...] = ()) -> Any:
     elif isinstance(value, (int, float, str, type(None), itertools.count)):
         content = repr(value)
     else:
-        content = [
-            (name, looked_at(getattr(value, name), deeper)) for name in Slotted.__slots__ if hasattr(value, name)
-        ]
-    own = vars(value).items() if hasattr(value, "__dict__") and not isinstance(value, torch.Tensor) else ()
-    return type(value), content, [(name, looked_at(entry, deeper)) for name, entry in own]
+        content = None
+    own = dict(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, torch.Tensor) else {}
+    slots = (*Slotted.__slots__, "size") if isinstance(value, (Slotted, SlottedNamespace, Defaulting)) else ()
+    own |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return type(value), content, [(name, looked_at(entry, deeper)) for name, entry in own.items()]
 
 
 @pytest.mark.parametrize("generator", [torch.Generator(), random.Random(0)], ids=["torch", "python"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import sys
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
@@ -57,7 +57,7 @@ def _is_written_in_python(cls: type) -> bool:
     Extension types may be heap types too; like ``copyreg``, tell them by a constructor of their own.
     """
     for base in cls.__mro__:
-        package = base.__module__.partition(".")[0]
+        package = str(base.__module__).partition(".")[0]
         if package in _CLOSED_PACKAGES:
             return False
         new = base.__new__
@@ -67,7 +67,9 @@ def _is_written_in_python(cls: type) -> bool:
 
 
 def _slots_of(cls: type) -> list[MemberDescriptorType]:
-    return [slot for base in cls.__mro__ for slot in vars(base).values() if isinstance(slot, MemberDescriptorType)]
+    # What built-in classes keep in such places is theirs, and some of it cannot be written.
+    in_python = [base for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE and base not in _PLAIN_BASES]
+    return [slot for base in in_python for slot in vars(base).values() if isinstance(slot, MemberDescriptorType)]
 
 
 def _kind_of_slots(slots: list[MemberDescriptorType]) -> Kind:
@@ -82,10 +84,10 @@ def _kind_of_slots(slots: list[MemberDescriptorType]) -> Kind:
 
     def write(value: Any, state: list[Any]) -> None:
         for slot, now, then in zip(slots, read(value), state, strict=True):
-            if then is not _EMPTY:
-                slot.__set__(value, then)
-            elif now is not _EMPTY:
+            if then is _EMPTY and now is not _EMPTY:
                 slot.__delete__(value)
+            elif then is not now:
+                slot.__set__(value, then)
 
     return Kind(read, read, lambda value, state: not all(map(is_, read(value), state)), write)
 
@@ -99,13 +101,17 @@ def _attributes_of(value: Any) -> tuple[dict[str, Any]]:
 
 
 def _dict_changed(value: Any, state: dict[Any, Any]) -> bool:
-    return dict.__len__(value) != len(state) or not (
-        not state or (all(map(is_, dict.keys(value), state)) and all(map(is_, dict.values(value), state.values())))
+    if dict.__len__(value) != len(state):
+        return True
+    # Most are the empty dicts of hooks that modules do not have.
+    return bool(state) and not (
+        all(map(is_, dict.keys(value), state)) and all(map(is_, dict.values(value), state.values()))
     )
 
 
 def _write_dict(value: Any, state: dict[Any, Any]) -> None:
-    # Never empty in between: Ctrl-C may come at any time, and these may be all the attributes of a module.
+    # Not empty in between, unless the order has changed: Ctrl-C may come at any time, and these may be all the
+    # attributes of a module.
     dict.update(value, state)
     for name in [name for name in dict.keys(value) if name not in state]:
         dict.__delitem__(value, name)
@@ -241,4 +247,4 @@ _BUILT_IN: dict[type, Kind] = {
         read=torch.Generator.get_state, has_changed=lambda value, state: True, write=torch.Generator.set_state
     ),
 }
-_PLAIN_BASES = (object, SimpleNamespace, dict, OrderedDict, list, tuple, deque, set, frozenset, bytearray)
+_PLAIN_BASES = (object, SimpleNamespace, dict, OrderedDict, defaultdict, list, tuple, deque, set, frozenset, bytearray)
