@@ -253,6 +253,18 @@ def in_nested_tensors(x: Tensor, weight: Tensor) -> Tensor:
     return functional.gelu(nested).to_padded_tensor(0.0)
 
 
+def halved_under_a_view(x: Tensor, weight: Tensor) -> Tensor:
+    product = x @ weight
+    rows = product[:2]
+    torch._foreach_mul_([product], 0.5)
+    return functional.gelu(rows)
+
+
+def test_a_write_that_torch_does_not_count_inside_dispatch_modes() -> None:
+    model = Computed(halved_under_a_view)
+    assert_same_gradients(model, plan_for(model, batch()), batch())
+
+
 @pytest.mark.filterwarnings("ignore:.*prototype stage", "ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize(
     "compute",

@@ -189,6 +189,9 @@ class Tape(DispatchMode):
                     geometry = content.geometry
                     recipe = self._record(InPlaceRecipe, op, rule, args, kwargs, draw)
         result = op(*args, **kwargs)
+        if rule.name.startswith("aten._foreach_"):
+            # Inside a dispatch mode torch itself does not count these, and views of what is written would not notice.
+            torch.autograd.graph.increment_version(written)
         for tensor in written:
             stale_note = _note_of(tensor)
             if stale_note is not None:
