@@ -59,8 +59,9 @@ def every_value(example: Example) -> memfit.Plan:
 
 
 def cheap_ops(example: Example) -> memfit.Plan:
-    """Recompute the cheap ops that the model has, from whatever else is saved."""
-    ops = {name.rpartition("::")[2].partition("#")[0] for name in every_value(example).decisions}
+    """Recompute the cheap ops that the model has and that can be replayed, from whatever else is saved."""
+    decisions = every_value(example).decisions
+    ops = {name.rpartition("::")[2].partition("#")[0] for name, what in decisions.items() if what == "recompute"}
     selectors = [f"*::{op}" for op in CHEAP_OPS if op in ops]
     return memfit.plan(profile_of(example), strategy=memfit.NoCheckpointing(), force_recompute=selectors)
 
