@@ -105,8 +105,8 @@ def _plan_with_more_room(profile: ModelProfile, plan: Plan, verification: Verifi
 def _refuse_broken(verification: Verification) -> None:
     if not verification.gradients_hold and verification.plain_differs:
         raise VerificationError(
-            "the plain step differs from itself from run to run: its gradients by up to "
-            f"{verification.plain_gradient_error:.2g} of the largest, so that nothing can be proven of the planned "
+            "the plain step differs from itself from run to run: its gradients by "
+            f"{verification.plain_gradient_distance:.2g} of their length, so that nothing can be proven of the planned "
             "step; the plan was not applied, the model runs as before. What the step reads changes between runs where "
             "memfit cannot put it back: state outside the model (globals, closures, files, the time), or random "
             "numbers from elsewhere than torch, Python, NumPy and generators in the model's attributes. Keep it in "

@@ -83,3 +83,14 @@ def test_gradients_of_sparse_embeddings_and_of_the_batch_are_copied() -> None:
     step = TrainingStep(nn.Linear(2, 1), leaf)
     step.run()
     assert list(gradients_of(step)) == ["weight", "bias", "batch#0"]
+
+
+def test_gradients_that_are_nothing_but_rounding_are_nothing_beside_the_others() -> None:
+    plain = {"weight": torch.tensor([3.0, 4.0]), "bias": torch.tensor([1e-9]), "unused": None}
+    difference = difference_between(plain, plain | {"bias": torch.tensor([-1e-9])})
+    assert difference.names == ("bias",)
+    assert difference.max_error == pytest.approx(2.0)
+    assert difference.distance == pytest.approx(2e-9 / 5.0)
+    assert difference_between(plain, plain | {"weight": torch.tensor([3.0, 3.0])}).distance == pytest.approx(0.2)
+    for other in (None, torch.tensor([3.0, NAN])):
+        assert difference_between(plain, plain | {"weight": other}).distance == INF

@@ -9,7 +9,7 @@ from typing import NamedTuple
 # On devices whose kernels sum in no fixed order, the plain step differs from itself. How much is known from a few runs
 # only, and the largest of a few draws is easily passed by the next one; a wrong gradient is off by orders of magnitude.
 _NOISE_FACTOR = 4.0
-# A few units in the last place of bfloat16, which has the largest: what differs by more does not differ by rounding.
+# A few units in the last place of bfloat16, which has the largest: what is farther off is so by more than rounding.
 _MOST_NOISE = 2e-2
 
 
@@ -26,9 +26,10 @@ class Verification:
 
     ``gradients_equal`` is whether all gradients have the same bits, ``max_gradient_error`` the largest difference
     relative to the largest plain gradient of the same tensor, over all tensors. ``plain_reproducible`` is whether the
-    plain step has the same bits twice, and ``plain_gradient_error`` by how much it differs from itself. Peaks are
-    measured; ``predicted_peak_bytes`` is the plan's word. Seconds are medians over ``num_rounds`` rounds; ``overhead``
-    is the ratio of the medians less 1, and its quartiles are those of the rounds' own ratios.
+    plain step has the same bits twice, ``plain_gradient_error`` by how much it differs from itself, and
+    ``plain_gradient_distance`` how far all its gradients together are from themselves, as a share of their length.
+    Peaks are measured; ``predicted_peak_bytes`` is the plan's word. Seconds are medians over ``num_rounds`` rounds;
+    ``overhead`` is the ratio of the medians less 1, and its quartiles are those of the rounds' own ratios.
 
     Where the plain step does not fit the device, what is told of it, and what needs it, is None.
     """
@@ -53,6 +54,7 @@ class Verification:
     device_name: str
     torch_version: str
     fingerprint: str
+    plain_gradient_distance: float | None = None
 
     @property
     def within_budget(self) -> bool:
@@ -74,7 +76,7 @@ class Verification:
     @property
     def plain_differs(self) -> bool:
         """Whether the plain step differs from itself by more than rounding, so that nothing can be compared with it."""
-        return self.plain_gradient_error is not None and self.plain_gradient_error > _MOST_NOISE
+        return self.plain_gradient_distance is not None and self.plain_gradient_distance > _MOST_NOISE
 
     @property
     def holds(self) -> bool:

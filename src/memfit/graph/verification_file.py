@@ -19,6 +19,8 @@ VERIFICATION_VERSION = 1
 
 _INFINITE = "infinite"
 _FIELDS = tuple(field.name for field in fields(Verification))
+# Not in files of memfit's first days.
+_LATER_FIELDS = frozenset({"plain_gradient_distance"})
 # Written for readers and other tools; read back, they follow from the rest.
 _EXTRAS = ("within_budget", "holds")
 
@@ -43,10 +45,10 @@ def load_verification(path: str | os.PathLike[str]) -> Verification:
 def verification_from_document(document: dict[str, Any], path: str | os.PathLike[str]) -> Verification:
     """Return the verification of a document already read; ``path`` is for messages."""
     check_kind(document, path, expected=VERIFICATION_FORMAT, version=VERIFICATION_VERSION)
-    required = frozenset({"format", "version", *_FIELDS})
-    check_fields(document, f"{path}", required=required, optional=frozenset(_EXTRAS))
+    required = frozenset({"format", "version", *_FIELDS}) - _LATER_FIELDS
+    check_fields(document, f"{path}", required=required, optional=_LATER_FIELDS.union(_EXTRAS))
     try:
-        return Verification(**{name: _READ[name](document[name], name) for name in _FIELDS})
+        return Verification(**{name: _READ[name](document[name], name) for name in _FIELDS if name in document})
     except InvalidParameterError as error:
         raise PlanFileError(f"{path}: {error}") from None
 
@@ -116,4 +118,5 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "device_name": _text,
     "torch_version": _text,
     "fingerprint": _text,
+    "plain_gradient_distance": _or_none(_error),
 }

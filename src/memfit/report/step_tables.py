@@ -138,8 +138,8 @@ def _gradients_in_words(verification: Verification) -> Text:
     if verification.gradients_hold:
         return Text(f"{words}; the plain step differs from itself by {verification.plain_gradient_error:.2g}")
     if verification.plain_differs:
-        itself = f"the plain step differs from itself by {verification.plain_gradient_error:.2g}"
-        return Text(f"{words}; {itself}, so that nothing is proven", style="bold red")
+        itself = f"the plain step's gradients differ from themselves by {verification.plain_gradient_distance:.2g}"
+        return Text(f"{words}; {itself} of their length, so that nothing is proven", style="bold red")
     names = ", ".join(verification.differing_parameters[:3])
     return Text(f"{len(verification.differing_parameters)} differ ({names}), {words}", style="bold red")
 

@@ -18,10 +18,16 @@ Gradients = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class GradientDifference:
-    """The names whose gradients differ in any bit, and the largest relative error over all of them."""
+    """The names whose gradients differ in any bit, the largest relative error over all of them, and their distance.
+
+    The distance is of all gradients as one vector, as a share of its length. Gradients that would be zero if numbers
+    were exact (a bias before a norm, those of an attention's keys) are nothing but rounding: they may have any relative
+    error, and are nothing beside the others.
+    """
 
     names: tuple[str, ...]
     max_error: float
+    distance: float
 
 
 def gradients_of(step: TrainingStep) -> Gradients:
@@ -37,7 +43,12 @@ def gradients_of(step: TrainingStep) -> Gradients:
 def difference_between(plain: Gradients, other: Gradients) -> GradientDifference:
     """Return how ``other`` differs from ``plain``."""
     names = tuple(name for name, gradient in plain.items() if not _same(gradient, other[name]))
-    return GradientDifference(names, max((relative_error(plain[name], other[name]) for name in names), default=0.0))
+    if not names:
+        return GradientDifference((), 0.0, 0.0)
+    max_error = max(relative_error(plain[name], other[name]) for name in names)
+    apart = math.hypot(*(_distance(plain[name], other[name]) for name in names))
+    length = math.hypot(*(_length(gradient) for gradient in plain.values() if gradient is not None))
+    return GradientDifference(names, max_error, apart / length if length else math.inf)
 
 
 def relative_error(plain: Tensor | None, other: Tensor | None) -> float:
@@ -61,6 +72,21 @@ def relative_error(plain: Tensor | None, other: Tensor | None) -> float:
     magnitudes = plain.to(wide).abs()
     scale = float(magnitudes[magnitudes.isfinite()].max())
     return float(difference.max()) / scale if scale else math.inf
+
+
+def _distance(plain: Tensor | None, other: Tensor | None) -> float:
+    if plain is None or other is None or plain.shape != other.shape:
+        return math.inf
+    wide = torch.complex128 if plain.is_complex() or other.is_complex() else torch.float64
+    a, b = plain.to(wide), other.to(wide)
+    agrees = (a == b) | (a.isnan() & b.isnan())
+    distance = float(torch.linalg.vector_norm((a - b)[~agrees]))
+    return distance if math.isfinite(distance) else math.inf
+
+
+def _length(gradient: Tensor) -> float:
+    wide = gradient.to(torch.complex128 if gradient.is_complex() else torch.float64)
+    return float(torch.linalg.vector_norm(wide[wide.isfinite()]))
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

@@ -94,6 +94,7 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         max_gradient_error=difference.max_error,
         plain_reproducible=not noise.names,
         plain_gradient_error=noise.max_error,
+        plain_gradient_distance=noise.distance,
         differing_parameters=difference.names,
         plain_peak_bytes=comparison.plain.peak_bytes,
         peak_bytes=comparison.planned.peak_bytes,
