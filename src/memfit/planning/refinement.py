@@ -28,7 +28,6 @@ from memfit.planning.polish import polished
 from memfit.planning.proofs import Floor, Proofs
 from memfit.planning.replay_program import ReplayProgram
 from memfit.planning.replay_rows import Program
-from memfit.planning.segments import segmented_choices
 from memfit.planning.simulator import peak_op_index
 from memfit.planning.sweep_search import Sweeps
 from memfit.planning.trade_off import Candidate, TradeOff
@@ -193,7 +192,7 @@ class _Refinement:
         by_peak = sorted(
             (
                 (self._trade_off.add(recomputed).peak_bytes, number, held)
-                for number, (held, recomputed) in enumerate(segmented_choices(self._step))
+                for number, (held, recomputed) in enumerate(self._trade_off.segmentations)
             ),
             key=lambda entry: entry[:2],
         )

@@ -32,7 +32,6 @@ from memfit.planning.least_peak import least_peak
 from memfit.planning.min_cut import HoldOrReplay
 from memfit.planning.proofs import Proofs
 from memfit.planning.refinement import refined
-from memfit.planning.segments import segmented_choices
 from memfit.planning.step import Step
 from memfit.planning.sweep import swept_cuts
 from memfit.planning.sweep_search import Sweeps
@@ -50,7 +49,7 @@ _MOST_FLIPS, _NUM_FLIP_ROUNDS, _NUM_FLIP_STARTS = 10_000, 6, 16
 # How many plans that differ in two values.
 _MOST_PAIRS = 4_000
 # How many cells sweeps that look for nothing but the least peak may have, and for steps of how many ops they do.
-_EFFORT_FOR_LEAST_PEAK, _MOST_OPS_OF_LEAST_PEAK = 120_000_000, 6_000
+_EFFORT_FOR_LEAST_PEAK, _MOST_OPS_OF_LEAST_PEAK = 135_000_000, 6_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def _add_flipped_pairs(trade_off: TradeOff, matter: list[int]) -> None:
 
 def _add_segmented(trade_off: TradeOff, num_cuts: int) -> None:
     step = trade_off.step
-    choices = chain(segmented_choices(step), bordered_choices(step, lambda wanted: trade_off.add(wanted).peak_bytes))
+    choices = chain(trade_off.segmentations, bordered_choices(step, lambda wanted: trade_off.add(wanted).peak_bytes))
     borders_of = {trade_off.add(recomputed).recomputed: held for held, recomputed in choices}
     best = [borders_of[entry.recomputed] for entry in trade_off.frontier() if entry.recomputed in borders_of]
     if not best:

@@ -40,7 +40,8 @@ def segmented_choices(step: Step) -> Iterator[tuple[set[int], set[int]]]:
             crossers.append((made_at, last_use[value], value))
     crossing_bytes = list(accumulate(crossing_change))[: end + 1]
     saved_until: Bytes = np.cumsum(saved_bytes)
-    taken_until = saved_until - _more_room(step, end)
+    # The least that is taken by any end of a segment from there on: it never falls, and so can be searched.
+    taken_until = np.minimum.accumulate((saved_until - _more_room(step, end))[::-1])[::-1]
     everything = set(step.plannable)
     room_bytes = float(saved_until[-1]) if end >= 0 else 0.0
     seen: set[tuple[int, ...]] = set()
@@ -84,8 +85,8 @@ def _borders(room_bytes: float, saved_until: Bytes, taken_until: Bytes, crossing
     start, held_bytes, end = 0, 0, len(saved_until) - 1
     while start < end:
         saved_before = int(saved_until[start - 1]) if start else 0
-        fits = np.flatnonzero(taken_until[start:] <= saved_before + room_bytes - held_bytes)
-        furthest = start + int(fits[-1]) if len(fits) else start
+        fits_until = int(np.searchsorted(taken_until, saved_before + room_bytes - held_bytes, side="right")) - 1
+        furthest = max(start, fits_until)
         if furthest >= end:
             break
         # Anywhere in the second half of what fits will do: where the least crosses.

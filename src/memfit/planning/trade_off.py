@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from functools import cached_property
 from typing import NamedTuple
 
+from memfit.planning.segments import segmented_choices
 from memfit.planning.simulator import Judgement, judged
 from memfit.planning.step import Step
 
@@ -30,6 +32,11 @@ class TradeOff:
         self._forced = frozenset(forced - kept)
         self.is_exact = False
         self._judgements: dict[frozenset[int], Judgement] = {}
+
+    @cached_property
+    def segmentations(self) -> list[tuple[set[int], set[int]]]:
+        """What to hold and what to recompute, with borders between segments of the step (`segments`)."""
+        return list(segmented_choices(self.step))
 
     @property
     def is_free(self) -> bool:
