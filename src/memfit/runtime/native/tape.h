@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/ops/clone.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
