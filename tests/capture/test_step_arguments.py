@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import memfit
+from memfit.capture.step import loss_of
 
 MODES = pytest.mark.parametrize("mode", ["real", "fake"])
 
@@ -79,3 +81,11 @@ def test_verify_refuses_what_profile_refuses() -> None:
         memfit.verify(model, plan, batch(), loss=3)
     with pytest.raises(memfit.InvalidParameterError, match=r"optimizer is a torch.optim.Optimizer or None, got str"):
         memfit.verify(model, plan, batch(), optimizer="adam")
+
+
+@pytest.mark.parametrize("kind", [tuple, list, lambda entries: dict(enumerate(entries))], ids=["tuple", "list", "dict"])
+def test_the_loss_is_the_mean_of_what_is_returned_and_not_of_what_lies_in_objects_beside_it(kind: Any) -> None:
+    made = torch.ones(4, 8, requires_grad=True)
+    cache = SimpleNamespace(keys=made * 100)
+    output = kind([made * 2, torch.arange(4), made.sum() * 1.0, cache])
+    assert loss_of(output, None).item() == (2 + 32) / 2

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import Phase
 from memfit.runtime.batch_tensors import tensors_of
+from memfit.runtime.call_arguments import tensors_in
 
 Loss = Callable[[Any], Tensor]
 PhaseContext = Callable[[Phase], AbstractContextManager[object]]
@@ -112,9 +113,18 @@ def _default_loss(output: Any) -> Any:
         return named
     if isinstance(output, Tensor) and output.numel() == 1:
         return output
-    floating = [tensor for tensor in tensors_of(output) if tensor.is_floating_point() and tensor.requires_grad]
+    floating = [tensor for tensor in _returned(output) if tensor.is_floating_point() and tensor.requires_grad]
     if not floating:
         return output
     return (
         torch.stack([tensor.float().mean() for tensor in floating]).mean() if len(floating) > 1 else floating[0].mean()
     )
+
+
+def _returned(output: Any) -> list[Tensor]:
+    """Return the tensors that a model gives back, and not those in objects beside them, such as a cache."""
+    if isinstance(output, Mapping):
+        return tensors_in(list(output.values()))
+    if hasattr(output, "__dataclass_fields__"):
+        return tensors_in([getattr(output, name) for name in output.__dataclass_fields__])
+    return tensors_in(output)
