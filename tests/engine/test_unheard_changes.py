@@ -199,20 +199,6 @@ def test_a_tensor_of_inference_mode_that_is_refilled_before_backward() -> None:
         assert all(torch.equal(a, b) for a, b in zip(plain, refilled(), strict=True))
 
 
-def test_a_batch_that_is_given_other_memory_before_backward() -> None:
-    model = Scaled()
-    plan = plan_for(model, batch())
-    plain = gradients(model, batch())
-    x = batch()
-
-    def move() -> None:
-        x.data = torch.full_like(x, 5)
-
-    with memfit.apply(model, plan):
-        planned = gradients(model, x, between=move)
-    assert all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True))
-
-
 class OwnsSparse(Scaled):
     def __init__(self) -> None:
         super().__init__()

@@ -257,8 +257,8 @@ class Tape(DispatchMode):
         if tensor.is_inference():
             # Nothing counts the writes to it.
             return HeldTensor(tensor.clone(), self._region.place, rule.name)
-        is_held_itself = _has_no_history(tensor) and not _may_be_moved(tensor)
-        alias = tensor if is_held_itself else detached_alias_below_autograd(tensor)
+        # The very tensor where that can be: whoever shards parameters gives them other memory in between.
+        alias = tensor if _has_no_history(tensor) else detached_alias_below_autograd(tensor)
         held = HeldTensor(alias, self._region.place, rule.name)
         note.held.append(weakref.ref(held))
         return held
@@ -331,14 +331,6 @@ def _has_no_history(tensor: Tensor) -> bool:
         return True
     base = tensor._base
     return base is not None and base.is_leaf
-
-
-def _may_be_moved(tensor: Tensor) -> bool:
-    """Return whether somebody may give ``tensor`` other memory (``x.data = y``) that is not to be read in the replay.
-
-    Parameters are moved by those who shard them, and what they hold when backward comes to them is what is needed.
-    """
-    return tensor.is_leaf and not tensor.requires_grad
 
 
 def _decides_on_type(args: Any, statistic: int) -> bool:

@@ -31,8 +31,6 @@ inline bool has_no_history(const Tensor& tensor) {
   return tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf());
 }
 
-inline bool may_be_moved(const Tensor& tensor) { return tensor.is_leaf() && !tensor.requires_grad(); }
-
 // Shares the tensor's version counter, and is seen by no dispatch mode.
 inline Tensor detached_alias(const Tensor& tensor) {
   using c10::DispatchKey;
@@ -332,8 +330,7 @@ inline Source Tape::source(const Tensor& tensor, const OpRule& rule) {
     tell_of(copy);
     return Source(make_intrusive<HeldTensor>(std::move(copy), region, &rule));
   }
-  const bool is_held_itself = has_no_history(tensor) && !may_be_moved(tensor);
-  auto held = make_intrusive<HeldTensor>(is_held_itself ? tensor : detached_alias(tensor), region, &rule);
+  auto held = make_intrusive<HeldTensor>(has_no_history(tensor) ? tensor : detached_alias(tensor), region, &rule);
   std::lock_guard lock(notes.mutex);
   notes.written_by(number_, tensor).held.emplace_back(held);
   return Source(std::move(held));
