@@ -60,16 +60,12 @@ def relative_error(plain: Tensor | None, other: Tensor | None) -> float:
         return 0.0
     if plain is None or other is None or plain.shape != other.shape:
         return math.inf
-    wide = torch.complex128 if plain.is_complex() or other.is_complex() else torch.float64
-    a, b = plain.to(wide), other.to(wide)
-    agrees = (a == b) | (a.isnan() & b.isnan())
-    if bool(agrees.all()):
+    difference = _differences(plain, other).abs()
+    if not difference.numel():
         return 0.0
-    a, b = a[~agrees], b[~agrees]
-    difference = (a - b).abs()
     if not bool(difference.isfinite().all()):
         return math.inf
-    magnitudes = plain.to(wide).abs()
+    magnitudes = _wide(plain).abs()
     scale = float(magnitudes[magnitudes.isfinite()].max())
     return float(difference.max()) / scale if scale else math.inf
 
@@ -77,16 +73,24 @@ def relative_error(plain: Tensor | None, other: Tensor | None) -> float:
 def _distance(plain: Tensor | None, other: Tensor | None) -> float:
     if plain is None or other is None or plain.shape != other.shape:
         return math.inf
-    wide = torch.complex128 if plain.is_complex() or other.is_complex() else torch.float64
-    a, b = plain.to(wide), other.to(wide)
-    agrees = (a == b) | (a.isnan() & b.isnan())
-    distance = float(torch.linalg.vector_norm((a - b)[~agrees]))
+    distance = float(torch.linalg.vector_norm(_differences(plain, other)))
     return distance if math.isfinite(distance) else math.inf
 
 
 def _length(gradient: Tensor) -> float:
-    wide = gradient.to(torch.complex128 if gradient.is_complex() else torch.float64)
+    wide = _wide(gradient)
     return float(torch.linalg.vector_norm(wide[wide.isfinite()]))
+
+
+def _differences(plain: Tensor, other: Tensor) -> Tensor:
+    """Return the differences of the elements that differ; the same infinity, or NaN in both, is no difference."""
+    a, b = _wide(plain), _wide(other)
+    agrees = (a == b) | (a.isnan() & b.isnan())
+    return (a - b)[~agrees]
+
+
+def _wide(gradient: Tensor) -> Tensor:
+    return gradient.to(torch.complex128 if gradient.is_complex() else torch.float64)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
