@@ -18,11 +18,12 @@ from tests.engine.zoo import BY_NAME
 
 from memfit import LayerMemoryProfile, LayerTypeHint, ModelProfile, PlanFileError
 from memfit.graph.inputs import Input
-from memfit.graph.model_profile import Block, HostCosts, Phase, RecordedOp, RecordedValue, Replay, Save
+from memfit.graph.model_profile import Block, HostCosts, Link, Phase, RecordedOp, RecordedValue, Replay, Save
 
 texts = st.text(max_size=8)
 sizes = st.integers(0, 2**64 - 1)
 seconds = st.floats(0, 1e30, allow_nan=False)
+rates = st.floats(1e-3, 1e30)
 
 
 inputs = st.lists(
@@ -83,6 +84,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
         measured_with=draw(texts),
         host=draw(st.none() | st.builds(HostCosts, *[seconds] * 7, runs_ahead=st.booleans())),
         inputs=draw(inputs),
+        link=draw(st.none() | st.builds(Link, rates, rates, seconds, sizes)),
     )
 
 
@@ -151,6 +153,12 @@ def document(tmp_path: Path) -> dict[str, Any]:
         (("ops", 3, "outputs"), [0], r"values\[\d+\]: op_index is 3, and the outputs of ops\[3\] do not have"),
         (("values", 0, "op_index"), 3, r"values\[0\]: op_index is 3, and the outputs of ops\[3\] do not have 0"),
         (("values", 5, "comes_back"), "no", r"values\[5\]: comes_back must be true or false"),
+        (("link",), {}, r'link: "back_bytes_per_second".* is missing'),
+        (
+            ("link",),
+            {"out_bytes_per_second": 0, "back_bytes_per_second": 1, "seconds_per_copy": 0, "host_free_bytes": 0},
+            r"link: out_bytes_per_second must be a number of bytes a second, above 0; got 0",
+        ),
         (("blocks", 1, "layer_type"), "Conv", r"blocks\[1\]: layer_type must be one of Attention, FFN"),
         (("blocks", 1, "recompute_flops"), -3, r"blocks\[1\]: recompute_flops must be a whole number"),
     ],

@@ -88,6 +88,7 @@ def test_file_has_one_decision_a_line_grouped_by_module_in_order(tmp_path: Path)
     overhead=st.floats(0, 1e6),
     gap=st.floats(0, 1),
     budget_bytes=st.none() | st.integers(0, 2**60),
+    offloading=st.just((0, 0)) | st.tuples(st.integers(0, 2**60), st.integers(0, 2**60)),
 )
 def test_a_loaded_plan_equals_the_saved_one(
     tmp_path_factory: pytest.TempPathFactory,
@@ -98,9 +99,23 @@ def test_a_loaded_plan_equals_the_saved_one(
     overhead: float,
     gap: float,
     budget_bytes: int | None,
+    offloading: tuple[int, int],
 ) -> None:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    plan = Plan(decisions, regions, watched, flops, "f", 7, overhead, gap, budget_bytes)
+    host_bytes, window_bytes = offloading
+    plan = Plan(
+        decisions,
+        regions,
+        watched,
+        flops,
+        "f",
+        7,
+        overhead,
+        gap,
+        budget_bytes,
+        host_bytes=host_bytes,
+        window_bytes=window_bytes,
+    )
     plan.save(path)
     loaded = Plan.load(path)
     assert loaded == plan

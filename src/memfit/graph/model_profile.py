@@ -125,6 +125,20 @@ class HostCosts:
     runs_ahead: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way between the device and the host's pinned memory: bytes a second out of the device and back into it.
+
+    ``seconds_per_copy`` is what each copy takes beyond its bytes. ``host_free_bytes`` is how much memory of the host
+    was free when that was measured.
+    """
+
+    out_bytes_per_second: float
+    back_bytes_per_second: float
+    seconds_per_copy: float
+    host_free_bytes: int
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class ModelProfile:
     """One measured training step.
@@ -133,7 +147,8 @@ class ModelProfile:
     ``device_bytes`` is all the memory that the device has, ``free_bytes`` how much of it this step can have at most,
     counting what it holds already; None where that is not known. ``measured_with`` says how the numbers came about.
     ``host`` is what the host has to do while the device computes; None where they are one, or it was not measured.
-    ``inputs`` are the tensors that the model was called with.
+    ``inputs`` are the tensors that the model was called with. ``link`` is the way to the host's memory; None where that
+    is the device's own, or it was not measured.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -148,6 +163,7 @@ class ModelProfile:
     measured_with: str = "real step"
     host: HostCosts | None = None
     inputs: tuple[Input, ...] = ()
+    link: Link | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path`` as JSON, compressed where the path ends in ``.gz``."""

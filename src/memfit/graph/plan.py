@@ -30,6 +30,9 @@ class Plan:
     ``optimality_gap`` bounds how much of the plain step it is at most slower than the fastest plan of that peak or
     budget. ``budget_bytes`` is what it was planned for, None for a strategy. ``inputs`` are the tensors that the model
     was called with when it was profiled: for others, gradients are right, and the prediction does not hold.
+
+    Offloaded values take ``host_bytes`` of the host's pinned memory. At most ``window_bytes`` of them are on their way
+    at a time: out of the device in the forward pass, and fetched ahead of their reader in the backward pass.
     """
 
     decisions: Mapping[str, Decision]
@@ -42,6 +45,8 @@ class Plan:
     optimality_gap: float = 0.0
     budget_bytes: int | None = None
     inputs: tuple[Input, ...] = ()
+    host_bytes: int = 0
+    window_bytes: int = 0
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to ``path`` as JSON with one decision a line, all of it or nothing."""

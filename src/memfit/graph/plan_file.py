@@ -43,6 +43,8 @@ PLAN_FORMAT = "memfit-plan"
 PLAN_VERSION = 1
 
 _COUNTS = ("predicted_peak_bytes", "recompute_flops")
+# Only in plans that offload.
+_OFFLOADING = ("host_bytes", "window_bytes")
 _SHARES = ("predicted_overhead", "optimality_gap")
 _MODULES = ("regions", "watched")
 _FIELDS = frozenset({"format", "version", "fingerprint", "budget_bytes", "groups", *_MODULES, *_COUNTS, *_SHARES})
@@ -67,6 +69,7 @@ def plan_text(plan: Plan) -> str:
         "recompute_flops": plan.recompute_flops,
         "regions": list(plan.regions),
         "watched": list(plan.watched),
+        **({name: getattr(plan, name) for name in _OFFLOADING} if plan.host_bytes or plan.window_bytes else {}),
     }
     lines = [f"  {_text(name)}: {_text(value)}," for name, value in head.items()]
     return "{\n" + "\n".join(lines) + '\n  "groups": ' + _groups_text(plan) + "\n}\n"
@@ -76,7 +79,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Return the plan in the file at ``path``; what is wrong with it is a ``PlanFileError`` with the place."""
     document = read_document(path)
     check_kind(document, path, expected=PLAN_FORMAT, version=PLAN_VERSION)
-    check_fields(document, f"{path}", required=_FIELDS, optional=frozenset({"inputs"}))
+    check_fields(document, f"{path}", required=_FIELDS, optional=frozenset({"inputs", *_OFFLOADING}))
     budget_bytes = document["budget_bytes"]
     for name in _MODULES:
         paths = document[name]
@@ -89,6 +92,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             budget_bytes = whole_number(budget_bytes, "budget_bytes", maximum=None)
         inputs = inputs_from_document(document.get("inputs", {}))
         counts = {name: whole_number(document[name], name, maximum=None) for name in _COUNTS}
+        offloading = {name: whole_number(document.get(name, 0), name, maximum=None) for name in _OFFLOADING}
     except InvalidParameterError as error:
         raise PlanFileError(f"{path}: {error}") from None
     return Plan(
@@ -102,6 +106,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         predicted_peak_bytes=counts["predicted_peak_bytes"],
         predicted_overhead=_share(document, "predicted_overhead", path),
         optimality_gap=_share(document, "optimality_gap", path),
+        host_bytes=offloading["host_bytes"],
+        window_bytes=offloading["window_bytes"],
     )
 
 

@@ -14,7 +14,17 @@ from typing import Any
 
 from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.graph.inputs import Input, inputs_document, inputs_from_document
-from memfit.graph.model_profile import Block, HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
+from memfit.graph.model_profile import (
+    Block,
+    HostCosts,
+    Link,
+    ModelProfile,
+    Phase,
+    RecordedOp,
+    RecordedValue,
+    Replay,
+    Save,
+)
 from memfit.layers.document import check_fields, check_kind, read_document, write_text
 from memfit.layers.profile import LayerMemoryProfile, LayerTypeHint
 from memfit.layers.validation import shown, whole_number
@@ -49,6 +59,8 @@ def save_profile(profile: ModelProfile, path: str | os.PathLike[str]) -> None:
         head["inputs"] = inputs_document(profile.inputs)
     if profile.host is not None:
         head["host"] = asdict(profile.host)
+    if profile.link is not None:
+        head["link"] = asdict(profile.link)
     entries = {
         "blocks": map(_block_entry, profile.blocks),
         "ops": map(_op_entry, profile.ops),
@@ -64,7 +76,7 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     document = read_document(path)
     check_kind(document, path, expected=PROFILE_FORMAT, version=PROFILE_VERSION)
     required = frozenset({"format", "version", *_HEAD, *_LISTS})
-    check_fields(document, f"{path}", required=required, optional=frozenset({"host", "inputs"}))
+    check_fields(document, f"{path}", required=required, optional=frozenset({"host", "inputs", "link"}))
     for name in _LISTS:
         if not isinstance(document[name], list):
             raise PlanFileError(f'{path}: "{name}" must be a list; got {shown(document[name])}')
@@ -73,6 +85,8 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     contents["inputs"] = _read(reader.inputs, document.get("inputs", {}), f"{path}")
     if document.get("host") is not None:
         contents["host"] = _read(reader.host, document["host"], f"{path}: host")
+    if document.get("link") is not None:
+        contents["link"] = _read(reader.link, document["link"], f"{path}: link")
     for name, read in (("ops", reader.op), ("values", reader.value), ("blocks", reader.block)):
         entries = enumerate(document[name])
         contents[name] = tuple(_read(read, entry, f"{path}: {name}[{place}]") for place, entry in entries)
@@ -181,6 +195,15 @@ class _Reader:
         seconds = {name: _seconds(costs[name], name) for name in _HOST_SECONDS}
         return HostCosts(**seconds, runs_ahead=_boolean(costs.get("runs_ahead", False), "runs_ahead"))
 
+    def link(self, entry: Any, place: str) -> Link:
+        measured = check_fields(entry, place, required=frozenset(field.name for field in fields(Link)))
+        return Link(
+            out_bytes_per_second=_rate(measured["out_bytes_per_second"], "out_bytes_per_second"),
+            back_bytes_per_second=_rate(measured["back_bytes_per_second"], "back_bytes_per_second"),
+            seconds_per_copy=_seconds(measured["seconds_per_copy"], "seconds_per_copy"),
+            host_free_bytes=whole_number(measured["host_free_bytes"], "host_free_bytes"),
+        )
+
     def op(self, entry: Any, place: str) -> RecordedOp:
         fields = check_fields(entry, place, required=frozenset({"op", "call"}), optional=frozenset(_OP_DEFAULTS))
         fields = _OP_DEFAULTS | fields
@@ -270,6 +293,12 @@ def _list(value: Any, name: str) -> list[Any]:
 def _seconds(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise InvalidParameterError(f"{name} must be a number of seconds, at least 0; got {shown(value)}")
+    return float(value)
+
+
+def _rate(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise InvalidParameterError(f"{name} must be a number of bytes a second, above 0; got {shown(value)}")
     return float(value)
 
 
