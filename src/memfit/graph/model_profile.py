@@ -179,10 +179,11 @@ class ModelProfile:
         return load_profile(path)
 
     def for_cuda_graph(self) -> ModelProfile:
-        """Return the profile of the same step captured into a CUDA graph, where launching costs nothing."""
-        if self.host is None:
+        """Return the profile of the same step captured into a CUDA graph: launching is free, nothing is offloaded."""
+        if self.host is None and self.link is None:
             return self
-        return replace(self, host=HostCosts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, runs_ahead=True))
+        launching = None if self.host is None else HostCosts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, runs_ahead=True)
+        return replace(self, host=launching, link=None)
 
     @property
     def layers(self) -> tuple[LayerMemoryProfile, ...]:

@@ -1,4 +1,4 @@
-"""What a budget may be: bytes, a text with a unit, a share of the device's memory, or "auto"."""
+"""What budgets may be, of the device's memory and of the host's: bytes, a text with a unit, "auto" and the like."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from memfit.layers.validation import is_boolean, shown
 from memfit.units import parse_bytes
 
 BudgetLike: TypeAlias = int | float | str
+HostBudgetLike: TypeAlias = int | str
 
 AUTO_SHARE = 0.95
 """How much of the free memory "auto" takes: allocators need some room to move."""
+
+AUTO_HOST_SHARE = 0.5
+"""How much of the host's free memory "auto" takes: what is pinned is lost to all else, and batches are loaded there."""
 
 
 def budget_in_bytes(budget: BudgetLike, profile: ModelProfile) -> int:
@@ -29,6 +33,31 @@ def budget_in_bytes(budget: BudgetLike, profile: ModelProfile) -> int:
     return int(checked * _known(profile.device_bytes, f"budget={budget!r}", "how much memory there is on", profile))
 
 
+def host_budget_in_bytes(host_budget: HostBudgetLike, profile: ModelProfile) -> int:
+    """Return how many bytes of the host's memory offloaded values may take; 0 is none at all."""
+    checked = checked_host_budget(host_budget)
+    if checked == 0:
+        return 0
+    link = profile.link
+    if link is None:
+        raise InvalidParameterError(
+            f"host_budget={host_budget!r} needs to know the way from {profile.device!r} to the host's memory, and this "
+            f"profile does not say: {_why_without_link(profile)}"
+        )
+    return int(link.host_free_bytes * AUTO_HOST_SHARE) if checked == "auto" else checked
+
+
+def checked_host_budget(host_budget: object) -> int | Literal["auto"]:
+    """Return the budget of host memory as far as it is known without a profile: bytes, or "auto"."""
+    if isinstance(host_budget, str):
+        return "auto" if host_budget.strip().lower() == "auto" else parse_bytes(host_budget)
+    if isinstance(host_budget, SupportsIndex) and not is_boolean(host_budget):
+        # Arrays say that they do, and then do not.
+        with suppress(TypeError):
+            return _checked_bytes(operator.index(host_budget), _ALLOWED_ON_HOST)
+    raise InvalidParameterError(f"{_ALLOWED_ON_HOST}; got {shown(host_budget)}")
+
+
 def checked_budget(budget: object) -> int | float | Literal["auto"]:
     """Return the budget as far as it is known without a profile: bytes, a share of the device's memory, or "auto"."""
     if isinstance(budget, str):
@@ -36,15 +65,15 @@ def checked_budget(budget: object) -> int | float | Literal["auto"]:
     if isinstance(budget, SupportsIndex) and not is_boolean(budget):
         # Arrays say that they do, and then do not.
         with suppress(TypeError):
-            return _checked_bytes(operator.index(budget))
+            return _checked_bytes(operator.index(budget), _ALLOWED)
     elif isinstance(budget, Real) and not is_boolean(budget):
         return _checked_share(float(budget))
     raise InvalidParameterError(f"{_ALLOWED}; got {shown(budget)}")
 
 
-def _checked_bytes(num_bytes: int) -> int:
+def _checked_bytes(num_bytes: int, allowed: str) -> int:
     if num_bytes < 0:
-        raise InvalidParameterError(f"{_ALLOWED}; got {num_bytes}, which is negative")
+        raise InvalidParameterError(f"{allowed}; got {num_bytes}, which is negative")
     return num_bytes
 
 
@@ -65,4 +94,17 @@ def _known(num_bytes: int | None, given: str, unknown: str, profile: ModelProfil
     return num_bytes
 
 
+def _why_without_link(profile: ModelProfile) -> str:
+    if profile.device.partition(":")[0] == "cpu":
+        return "a CPU's memory is the host's, so that there is nowhere to offload to; leave host_budget out"
+    return (
+        "it is of an older memfit, or was made where that could not be measured, or is for a CUDA graph; profile again "
+        "on the GPU, or leave host_budget out"
+    )
+
+
 _ALLOWED = 'budget is an int of bytes, a text such as "20GiB", a float in (0, 1] of the device\'s memory, or "auto"'
+_ALLOWED_ON_HOST = (
+    'host_budget is an int of bytes, a text such as "64GiB", or "auto" (half of what was free on the host when the '
+    "profile was made); 0 offloads nothing"
+)
