@@ -10,6 +10,8 @@ intervals. A *recipe* is an op of the forward pass with a recomputed output.
 - A run makes all outputs of the op. Those that are recomputed stay until autograd has let go of them and the recipes
   that start from them have run; the others go at once. An op in place works in the buffer of what it rewrites where
   nobody else has a use for that.
+- An offloaded value has a recipe that starts from nothing: its bytes come back from the host. When its memory goes, and
+  from when on there is memory for it again, is told by ``offload_rules``.
 
 The runs are put between the ops of the recorded step; memory at each point is a running sum over where intervals begin
 and end.
@@ -24,6 +26,8 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.graph.model_profile import ModelProfile, Phase
+from memfit.planning.link_time import Arrival, Departure, waiting_seconds
+from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading, numbers_let_go, numbers_started
 from memfit.planning.step import NEVER, Bytes, Step
 
 
@@ -48,7 +52,8 @@ class Simulation:
 
     ``timeline_bytes`` has, for each recorded op, the most that is live while it and the replays just before it run.
     ``replayed_ops`` are op indices in the order in which they are run again, which takes ``recompute_seconds``; the
-    step takes ``added_seconds`` longer altogether. ``live_at_peak`` is largest first.
+    step takes ``added_seconds`` longer altogether, ``waiting_seconds`` of them for copies to and from the host.
+    ``live_at_peak`` is largest first.
     """
 
     peak_bytes: int
@@ -59,26 +64,27 @@ class Simulation:
     added_seconds: float
     recompute_flops: int
     replayed_ops: tuple[int, ...]
+    waiting_seconds: float = 0.0
 
 
-def simulate(profile: ModelProfile, recomputed: Set[int]) -> Simulation:
+def simulate(profile: ModelProfile, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> Simulation:
     """Return what the step does when the values with the indices in ``recomputed`` are dropped and brought back.
 
     What the engine cannot bring back is saved, as it would be.
     """
     step = Step(profile)
-    return simulated(step, step.recomputed_of(frozenset(recomputed)))
+    return simulated(step, step.recomputed_of(frozenset(recomputed)), offloading)
 
 
-def judged(step: Step, recomputed: Set[int]) -> Judgement:
+def judged(step: Step, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> Judgement:
     """Return the peak and the extra seconds; ``recomputed`` is as `Step.recomputed_of` returns it."""
-    walk = _Walk(step, recomputed)
+    walk = _Walk(step, recomputed, offloading)
     return Judgement(walk.peak_bytes, walk.recompute_seconds, walk.added_seconds)
 
 
-def simulated(step: Step, recomputed: Set[int]) -> Simulation:
+def simulated(step: Step, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> Simulation:
     """Return all there is to know; ``recomputed`` is as `Step.recomputed_of` returns it."""
-    walk = _Walk(step, recomputed)
+    walk = _Walk(step, recomputed, offloading)
     peak_position = int(walk.memory_bytes.argmax()) if step.num_ops else 0
     starts = np.concatenate([[0], walk.position_of_op[:-1] + 1]) if step.num_ops else np.zeros(0, dtype=np.int64)
     timeline = np.maximum.reduceat(walk.memory_bytes, starts) if step.num_ops else walk.memory_bytes
@@ -91,6 +97,7 @@ def simulated(step: Step, recomputed: Set[int]) -> Simulation:
         added_seconds=walk.added_seconds,
         recompute_flops=sum(step.profile.ops[op].flops for op in walk.replayed_ops),
         replayed_ops=tuple(walk.replayed_ops),
+        waiting_seconds=walk.waiting_seconds,
     )
 
 
@@ -108,15 +115,28 @@ def ops_memory_bytes(step: Step, recomputed: Set[int]) -> Bytes:
 
 
 class _Walk:
-    """The step under one plan. Positions count the recorded ops and the replays between them."""
+    """The step under one plan. Positions count the recorded ops and the runs of recipes between them.
 
-    def __init__(self, step: Step, recomputed: Set[int]) -> None:
+    ``_dropped`` are the recomputed and the offloaded values. The recipe of an offloaded one has the number of its op,
+    too, with no inputs and no other output.
+    """
+
+    def __init__(self, step: Step, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> None:
         self._step = step
-        self._recomputed = recomputed
-        recipes = sorted({step.value_op[value] for value in recomputed}, reverse=True)
+        self._dropped = recomputed
+        self._op_inputs, self._op_outputs = step.op_inputs, step.op_outputs
+        self._offloading = offloading
+        self._value_fetched_by = {step.value_op[value]: value for value in sorted(offloading.values)}
+        if offloading.values:
+            self._dropped = recomputed | offloading.values
+            self._op_inputs, self._op_outputs = list(step.op_inputs), list(step.op_outputs)
+            for op, value in self._value_fetched_by.items():
+                self._op_inputs[op], self._op_outputs[op] = (), (value,)
+        recipes = sorted({step.value_op[value] for value in self._dropped}, reverse=True)
         self._order_runs(recipes)
         self._place_runs()
         self._find_holds(recipes)
+        self._schedule_copies()
         # What takes memory beside the recorded storages: (value, first position, last position) of each replayed output
         # and each copy of what was written over.
         self._buffers: list[tuple[int, int, int]] = []
@@ -128,9 +148,15 @@ class _Walk:
     @property
     def peak_bytes(self) -> int:
         # The plain step was measured, with whatever its allocator made of it.
-        if not self._recomputed and self._step.counts_with_margin:
+        if not self._dropped and self._step.counts_with_margin:
             return self._step.profile.peak_bytes
         return int(self.memory_bytes.max(initial=self._step.resident_bytes))
+
+    @property
+    def replayed_ops(self) -> list[int]:
+        if not self._value_fetched_by:
+            return self._run_ops
+        return [op for op in self._run_ops if op not in self._value_fetched_by]
 
     @property
     def recompute_seconds(self) -> float:
@@ -139,16 +165,41 @@ class _Walk:
 
     @property
     def added_seconds(self) -> float:
-        return self._step.time.added(self._recomputed, len(self.replayed_ops), self.recompute_seconds)
+        added = self._step.time.added(self._dropped, len(self._run_ops), self.recompute_seconds)
+        return added + self.waiting_seconds
+
+    @property
+    def waiting_seconds(self) -> float:
+        """How long the device waits for copies; nothing where the link is not known."""
+        step, link = self._step, self._step.profile.link
+        if link is None or not self._sent:
+            return 0.0
+        seconds = np.zeros(step.num_ops + len(self._run_ops) + 1)
+        seconds[self.position_of_op + 1] = step.op_seconds
+        runs = np.array(self._run_times, dtype=np.int64) + np.arange(len(self._run_ops))
+        is_replay = np.array([op not in self._value_fetched_by for op in self._run_ops], dtype=bool)
+        seconds[runs[is_replay] + 1] = [step.op_seconds[op] for op in self.replayed_ops]
+        # Before each position.
+        elapsed = np.cumsum(seconds).tolist()
+        departures = [
+            Departure(elapsed[self._position_of[op] + 1], self._copied_bytes(value), let_go)
+            for (op, value), let_go in zip(self._sent, self._let_go, strict=False)
+        ]
+        forward_end = self._position_of[step.close_time] + 1
+        arrivals = [
+            Arrival(elapsed[position], number, started)
+            for position, number, started in zip(self._read_positions, self._first_reads, self._started, strict=True)
+        ]
+        return waiting_seconds(link, departures, elapsed[forward_end], arrivals)
 
     def _order_runs(self, recipes: list[int]) -> None:
         """Find which recipes run, for which read, and how long the others can be asked for; the last recipe first."""
-        step, recomputed = self._step, self._recomputed
+        step, recomputed = self._step, self._dropped
         rank_asked = list(step.read_rank_of_value)
         asked_until: dict[int, int] = {}
         self._idle_until: dict[int, int] = {}
         runs: list[tuple[int, int]] = []
-        op_outputs, op_inputs = step.op_outputs, step.op_inputs
+        op_outputs, op_inputs = self._op_outputs, self._op_inputs
         for op in recipes:
             rank = NEVER
             for value in op_outputs[op]:
@@ -171,7 +222,7 @@ class _Walk:
                     asked_until[value] = until
         runs.sort()
         self._run_times = [step.read_times[rank] for rank, _ in runs]
-        self.replayed_ops = [op for _, op in runs]
+        self._run_ops = [op for _, op in runs]
 
     def _place_runs(self) -> None:
         num_ops = self._step.num_ops
@@ -179,35 +230,64 @@ class _Walk:
         ops = np.arange(num_ops)
         self.position_of_op = ops + np.searchsorted(times, ops, side="right")
         # Plain integers are faster to reach one by one. What outlives the step ends behind the last position.
-        self._position_of = [*self.position_of_op.tolist(), num_ops + len(self.replayed_ops)]
+        self._position_of = [*self.position_of_op.tolist(), num_ops + len(self._run_ops)]
 
     def _find_holds(self, recipes: list[int]) -> None:
         """Find the last position at which a recipe still holds or reads each value."""
-        step = self._step
         end_of = {op: self._position_of[until] for op, until in self._idle_until.items()}
-        for number, (op, time) in enumerate(zip(self.replayed_ops, self._run_times, strict=True)):
+        for number, (op, time) in enumerate(zip(self._run_ops, self._run_times, strict=True)):
             end_of[op] = time + number
         self._held_until: dict[int, int] = {}
-        held_until, op_inputs = self._held_until, step.op_inputs
+        held_until, op_inputs = self._held_until, self._op_inputs
         for op in recipes:
             end = end_of[op]
             for value in op_inputs[op]:
                 if end > held_until.get(value, -1):
                     held_until[value] = end
 
+    def _schedule_copies(self) -> None:
+        """Find when offloaded values let go of their memory, and from when on they have memory again."""
+        self._sent = sorted(self._value_fetched_by.items())
+        self._leaves_until: dict[int, int] = {}
+        self._arrives_from: dict[int, int] = {}
+        if not self._sent:
+            return
+        window_bytes = self._offloading.window_bytes
+        sizes = [self._copied_bytes(value) for _, value in self._sent]
+        number_of = {op: number for number, (op, _) in enumerate(self._sent)}
+        self._let_go = numbers_let_go(sizes, window_bytes)
+        for op, let_go in zip([*number_of, self._step.close_time], self._let_go, strict=True):
+            for number in let_go:
+                self._leaves_until[self._sent[number][1]] = self._position_of[op]
+        fetches = [
+            (time + place, number_of[op])
+            for place, (op, time) in enumerate(zip(self._run_ops, self._run_times, strict=True))
+            if op in number_of
+        ]
+        self._read_positions = [position for position, _ in fetches]
+        self._first_reads = [number for _, number in fetches]
+        self._started = numbers_started(self._first_reads, sizes, window_bytes)
+        for position, started in zip(self._read_positions, self._started, strict=True):
+            for number in started:
+                self._arrives_from[self._sent[number][1]] = position
+
+    def _copied_bytes(self, value: int) -> int:
+        """Return the bytes themselves, without what the allocator may count in addition."""
+        return self._step.profile.values[value].num_bytes
+
     def _copy_what_is_written_over(self) -> None:
         """Let recipes hold a copy of what an op of the forward pass writes over; only then does it take memory."""
         step = self._step
         for value, end in self._held_until.items():
             written_at = step.overwritten_at[value]
-            if written_at < NEVER and value not in self._recomputed and end >= written_at:
+            if written_at < NEVER and value not in self._dropped and end >= written_at:
                 self._buffers.append((value, written_at, end))
 
     def _fill_replayed(self) -> None:
-        step, recomputed, position_of, held_until = self._step, self._recomputed, self._position_of, self._held_until
-        last_release, op_outputs, buffers = step.last_release_of_value, step.op_outputs, self._buffers
+        step, recomputed, position_of, held_until = self._step, self._dropped, self._position_of, self._held_until
+        last_release, op_outputs, buffers = step.last_release_of_value, self._op_outputs, self._buffers
         taken_over = self._taken_over()
-        for number, (op, time) in enumerate(zip(self.replayed_ops, self._run_times, strict=True)):
+        for number, (op, time) in enumerate(zip(self._run_ops, self._run_times, strict=True)):
             position = time + number
             for value in op_outputs[op]:
                 end = position
@@ -220,24 +300,24 @@ class _Walk:
                         end = position_of[released]
                     if value in taken_over:
                         end -= 1
-                buffers.append((value, position, end))
+                buffers.append((value, self._arrives_from.get(value, position), end))
 
     def _taken_over(self) -> set[int]:
         """Return the replayed values in whose buffer an op in place works: it is the only one to use them."""
         step = self._step
-        rewritten = [step.rewritten_input_of_op[op] for op in self.replayed_ops if step.rewritten_input_of_op[op] >= 0]
+        rewritten = [step.rewritten_input_of_op[op] for op in self._run_ops if step.rewritten_input_of_op[op] >= 0]
         if not rewritten:
             return set()
         num_uses = dict.fromkeys(rewritten, 0)
-        for op in (*self.replayed_ops, *self._idle_until):
-            for value in step.op_inputs[op]:
+        for op in (*self._run_ops, *self._idle_until):
+            for value in self._op_inputs[op]:
                 if value in num_uses:
                     num_uses[value] += 1
         return {value for value, uses in num_uses.items() if uses + step.num_saves_of_value[value] == 1}
 
     def _end_storages(self) -> None:
         """Find the storages that end elsewhere than in the plain step, and where."""
-        step, recomputed, position_of, held_until = self._step, self._recomputed, self._position_of, self._held_until
+        step, recomputed, position_of, held_until = self._step, self._dropped, self._position_of, self._held_until
         value_storage, overwritten_at = step.value_storage, step.overwritten_at
         last_release, natural_end = step.last_release_of_value, step.natural_end_of_storage
         touched = {value_storage[value] for value in recomputed}
@@ -254,12 +334,14 @@ class _Walk:
                     held = held_until.get(value, -1)
                     if end < held < overwritten_at[value]:
                         end = held
+                elif value in self._leaves_until:
+                    end = max(end, self._leaves_until[value])
             self._end_of_storage[storage] = end
 
     def _summed(self) -> Bytes:
         """Return what is live at each position, workspaces included."""
         step, position_of = self._step, self._position_of
-        num_positions = step.num_ops + len(self.replayed_ops)
+        num_positions = step.num_ops + len(self._run_ops)
         plain = np.zeros(num_positions + 2, dtype=np.int64)
         plain[self.position_of_op] = step.made_bytes
         plain[np.array(position_of, dtype=np.int64) + 1] -= step.freed_bytes
@@ -275,10 +357,16 @@ class _Walk:
             change[last + 1] -= num_bytes
         memory: Bytes = np.cumsum(np.array(change[:num_positions], dtype=np.int64)) + step.resident_bytes
         memory[self.position_of_op] += step.workspace_bytes
-        if self.replayed_ops:
-            runs = np.array(self._run_times) + np.arange(len(self.replayed_ops))
-            memory[runs] += step.workspace_bytes[self.replayed_ops]
+        if self._run_ops:
+            runs = np.array(self._run_times) + np.arange(len(self._run_ops))
+            memory[runs] += self._workspaces_of_runs()
         return memory
+
+    def _workspaces_of_runs(self) -> Bytes:
+        workspaces: Bytes = self._step.workspace_bytes[self._run_ops]
+        if self._value_fetched_by:
+            workspaces = np.where([op in self._value_fetched_by for op in self._run_ops], 0, workspaces)
+        return workspaces
 
     def live_at(self, position: int) -> tuple[LiveBytes, ...]:
         """Return what is live there by the module that made it, the largest first."""
@@ -304,8 +392,8 @@ class _Walk:
             add(op_index, int(step.workspace_bytes[op_index]))
         elif step.num_ops:
             run_positions = list(map(sum, enumerate(self._run_times)))
-            replayed = self.replayed_ops[run_positions.index(position)]
-            add(replayed, int(step.workspace_bytes[replayed]))
+            number = run_positions.index(position)
+            add(self._run_ops[number], int(self._workspaces_of_runs()[number]))
         live = [LiveBytes(module, num_bytes) for module, num_bytes in by_module.items() if num_bytes]
         return tuple(sorted(live, key=lambda entry: -entry.num_bytes))
 

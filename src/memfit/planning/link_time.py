@@ -1,0 +1,64 @@
+"""How long a step waits for copies between the device and the host.
+
+Copies run beside the computing, one after the other in each direction. The device waits where it lets go of memory that
+is still being copied out, and where it reads what has not come back yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memfit.graph.model_profile import Link
+
+
+class Departure(NamedTuple):
+    """A value that leaves when the device has computed for ``at_seconds``; memory of others is let go of then."""
+
+    at_seconds: float
+    num_bytes: int
+    let_go: Sequence[int]
+
+
+class Arrival(NamedTuple):
+    """The first read of a value, and whose copies it starts; values are told by their numbers."""
+
+    at_seconds: float
+    number: int
+    started: Sequence[int]
+
+
+def waiting_seconds(
+    link: Link, departures: Sequence[Departure], forward_seconds: float, arrivals: Sequence[Arrival]
+) -> float:
+    """Return for how long the device waits in all. Its own seconds count without waiting.
+
+    What was not let go of before is when the device has computed for ``forward_seconds``.
+    """
+    sizes = [departure.num_bytes for departure in departures]
+    delay, free_at = 0.0, 0.0
+    ended_at: list[float] = []
+    for departure in departures:
+        now = departure.at_seconds + delay
+        free_at = max(now, free_at) + link.seconds_per_copy + departure.num_bytes / link.out_bytes_per_second
+        ended_at.append(free_at)
+        for number in departure.let_go:
+            delay = max(delay, ended_at[number] - departure.at_seconds)
+    # Copies end in the order in which they began.
+    delay = max(delay, free_at - forward_seconds) if ended_at else delay
+    free_at = 0.0
+    back_at: dict[int, float] = {}
+
+    def start(number: int, now: float) -> None:
+        nonlocal free_at
+        free_at = max(now, free_at) + link.seconds_per_copy + sizes[number] / link.back_bytes_per_second
+        back_at[number] = free_at
+
+    for arrival in arrivals:
+        if arrival.number in arrival.started:
+            start(arrival.number, arrival.at_seconds + delay)
+        delay = max(delay, back_at[arrival.number] - arrival.at_seconds)
+        for number in arrival.started:
+            if number != arrival.number:
+                start(number, arrival.at_seconds + delay)
+    return delay
