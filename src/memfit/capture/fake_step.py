@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from memfit.capture.devices import device_of, memory_bytes
 from memfit.capture.kept_state import KeptState
 from memfit.capture.layers import measured_blocks
+from memfit.capture.link import measured_link
 from memfit.capture.other_memory import let_libraries_allocate, other_memory
 from memfit.capture.recorded_runs import record_step, record_without_saves
 from memfit.capture.recording import values_of
@@ -79,6 +80,7 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
         free_bytes=free_bytes,
         measured_with="fake tensors and a roofline of the device",
         inputs=tuple(inputs),
+        link=measured_link(roofline_device),
     )
 
 

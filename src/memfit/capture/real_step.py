@@ -13,6 +13,7 @@ from memfit.capture.host_costs import fitted_host_costs, measured_host_costs
 from memfit.capture.in_step import host_in_the_step, ops_in_the_step, runs_ahead
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.layers import measured_blocks
+from memfit.capture.link import measured_link
 from memfit.capture.op_costs import OpMeter, with_costs
 from memfit.capture.other_memory import other_memory, unaccounted_memory
 from memfit.capture.recorded_runs import no_garbage_collection, record_step, record_without_saves
@@ -78,6 +79,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
             free_bytes=free_bytes,
             host=host,
             inputs=tuple(inputs),
+            link=measured_link(device),
         )
         profile = calibrated(profile, step, state)
         recording_all = plan_of_all_that_replays(profile)

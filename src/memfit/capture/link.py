@@ -1,0 +1,111 @@
+"""Measures the way between the device and the host's memory, which offloaded values take twice.
+
+Copies go through pinned memory, as the engine's do, and both ways at once: at the turn of a step some values are still
+on their way out while others are fetched back, and links are slower then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from memfit.capture.host_memory import free_host_bytes
+from memfit.graph.model_profile import Link
+from memfit.runtime.torch_internals import keep_gpu_busy
+
+# Of copies this large, the bytes are what takes time.
+_LARGE_BYTES = 64 * 2**20
+# Of copies this small, what each copy takes by itself is seen.
+_SMALL_BYTES = 2**20
+_NUM_COPIES = 9
+# About 5 ms: in less than that, all copies of one measurement are launched, and then run back to back.
+_PAUSE_CYCLES = 10_000_000
+
+
+class CopySeconds(NamedTuple):
+    """How long a copy of ``_LARGE_BYTES`` takes, and one of ``_SMALL_BYTES``."""
+
+    large: float
+    small: float
+
+
+def measured_link(device: torch.device) -> Link | None:
+    """Return what the way from ``device`` to the host's memory and back takes, and how much memory is free there.
+
+    None where the device is not a CUDA device, or has no room for 128 MiB, or the host does not let that much be
+    pinned: a profile is worth having without. torch keeps what it has pinned for the next who asks.
+    """
+    if device.type != "cuda":
+        return None
+    host_free_bytes = free_host_bytes()
+    try:
+        with torch.cuda.device(device):
+            out = _Lane(target=_pinned(), source=_on_device(device), stream=torch.cuda.Stream(device))
+            back = _Lane(target=_on_device(device), source=_pinned(), stream=torch.cuda.Stream(device))
+            # The first time, nothing is warm.
+            for num_bytes in (_LARGE_BYTES, _SMALL_BYTES):
+                _seconds_of_copies(out, back, num_bytes)
+            large = _seconds_of_copies(out, back, _LARGE_BYTES)
+            small = _seconds_of_copies(out, back, _SMALL_BYTES)
+    except RuntimeError:
+        return None
+    out_seconds, back_seconds = (CopySeconds(*pair) for pair in zip(large, small, strict=True))
+    return link_of(out_seconds, back_seconds, host_free_bytes)
+
+
+def link_of(out: CopySeconds, back: CopySeconds, host_free_bytes: int) -> Link | None:
+    """Return the link on which copies take so long; None where that tells nothing.
+
+    A copy takes the same time for itself however large it is: what large ones take beyond small ones is their bytes'.
+    """
+    if not (0 < out.small < out.large and 0 < back.small < back.large):
+        return None
+    out_rate, back_rate = ((_LARGE_BYTES - _SMALL_BYTES) / (way.large - way.small) for way in (out, back))
+    by_itself = max(out.small - _SMALL_BYTES / out_rate, back.small - _SMALL_BYTES / back_rate, 0.0)
+    return Link(out_rate, back_rate, seconds_per_copy=by_itself, host_free_bytes=host_free_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """Copies one way, on a stream of their own."""
+
+    target: Tensor
+    source: Tensor
+    stream: torch.cuda.Stream
+
+    def launch(self, num_bytes: int, start: torch.cuda.Event) -> list[torch.cuda.Event]:
+        """Launch copies that begin at ``start``, and return the events before, between and after them."""
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(_NUM_COPIES + 1)]
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(start)
+            marks[0].record()
+            for mark in marks[1:]:
+                self.target[:num_bytes].copy_(self.source[:num_bytes], non_blocking=True)
+                mark.record()
+        return marks
+
+
+def _seconds_of_copies(out: _Lane, back: _Lane, num_bytes: int) -> tuple[float, float]:
+    """Return how long a copy takes each way, while the other way is as busy."""
+    start = torch.cuda.Event()
+    keep_gpu_busy(_PAUSE_CYCLES)
+    start.record()
+    marks_of = [lane.launch(num_bytes, start) for lane in (out, back)]
+    for marks in marks_of:
+        marks[-1].synchronize()
+    out_seconds, back_seconds = (
+        median(marks[place].elapsed_time(marks[place + 1]) for place in range(_NUM_COPIES)) / 1e3 for marks in marks_of
+    )
+    return out_seconds, back_seconds
+
+
+def _pinned() -> Tensor:
+    return torch.empty(_LARGE_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
+def _on_device(device: torch.device) -> Tensor:
+    return torch.empty(_LARGE_BYTES, dtype=torch.uint8, device=device)
