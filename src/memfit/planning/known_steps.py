@@ -11,12 +11,15 @@ import weakref
 from collections.abc import Callable, Hashable, Set
 from dataclasses import replace
 from threading import Lock, RLock
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from memfit.graph.model_profile import ModelProfile
+from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
+from memfit.planning.offload_search import with_offloading
 from memfit.planning.search import Exploration, explored, with_least_peak
 from memfit.planning.simulator import Simulation, simulated
 from memfit.planning.step import Step
+from memfit.planning.trade_off import Candidate
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Found = TypeVar("_Found")
@@ -26,6 +29,13 @@ _MOST_EXPLORATIONS = 8
 _MOST_SIMULATIONS = 64
 
 
+class _OffloadingFrontier(NamedTuple):
+    """The plans that may offload, and the exploration that they come from."""
+
+    exploration: Exploration
+    frontier: tuple[Candidate, ...]
+
+
 class KnownStep:
     """A step and what has been found out about it so far."""
 
@@ -33,7 +43,8 @@ class KnownStep:
         self.step = Step(profile)
         self._lock = RLock()
         self._explorations: dict[tuple[frozenset[int], frozenset[int]], Exploration] = {}
-        self._simulations: dict[frozenset[int], Simulation] = {}
+        self._offloading: dict[tuple[frozenset[int], frozenset[int], int], _OffloadingFrontier] = {}
+        self._simulations: dict[tuple[frozenset[int], Offloading], Simulation] = {}
 
     def exploration(self, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> Exploration:
         """Return what `explored` finds, which looks once for each pair of forced and kept values, and what has been
@@ -58,10 +69,32 @@ class KnownStep:
                 self._explorations[frozenset(forced), frozenset(kept)] = exploration
             return exploration
 
-    def simulation(self, recomputed: Set[int]) -> Simulation:
+    def frontier(
+        self, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset(), host_budget_bytes: int = 0
+    ) -> tuple[Candidate, ...]:
+        """Return the plans to choose from, fastest first: those of the exploration, and such that also offload.
+
+        What was once found stays among them when the exploration finds more.
+        """
+        with self._lock:
+            exploration = self.exploration(forced=forced, kept=kept)
+            if not host_budget_bytes:
+                return exploration.frontier
+            key = frozenset(forced), frozenset(kept), host_budget_bytes
+            found = self._offloading.get(key)
+            if found is None or found.exploration is not exploration:
+                earlier = () if found is None else found.frontier
+                frontier = with_offloading(self.step, exploration.frontier, kept, host_budget_bytes, earlier)
+                found = _OffloadingFrontier(exploration, frontier)
+                if len(self._offloading) >= _MOST_EXPLORATIONS:
+                    del self._offloading[next(iter(self._offloading))]
+                self._offloading[key] = found
+            return found.frontier
+
+    def simulation(self, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> Simulation:
         """Return what `simulated` says of the plan."""
-        key = frozenset(recomputed)
-        return self._found(self._simulations, key, lambda: simulated(self.step, key), _MOST_SIMULATIONS)
+        key = frozenset(recomputed), offloading
+        return self._found(self._simulations, key, lambda: simulated(self.step, *key), _MOST_SIMULATIONS)
 
     def _found(self, known: dict[_Key, _Found], key: _Key, find: Callable[[], _Found], most: int) -> _Found:
         with self._lock:

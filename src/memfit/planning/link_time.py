@@ -21,11 +21,11 @@ class Departure(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """The first read of a value, and whose copies it starts; values are told by their numbers."""
+    """Copies back that are started when the device has computed for ``at_seconds``, and what is then waited for."""
 
     at_seconds: float
-    number: int
     started: Sequence[int]
+    awaited: Sequence[int] = ()
 
 
 def waiting_seconds(
@@ -48,17 +48,11 @@ def waiting_seconds(
     delay = max(delay, free_at - forward_seconds) if ended_at else delay
     free_at = 0.0
     back_at: dict[int, float] = {}
-
-    def start(number: int, now: float) -> None:
-        nonlocal free_at
-        free_at = max(now, free_at) + link.seconds_per_copy + sizes[number] / link.back_bytes_per_second
-        back_at[number] = free_at
-
     for arrival in arrivals:
-        if arrival.number in arrival.started:
-            start(arrival.number, arrival.at_seconds + delay)
-        delay = max(delay, back_at[arrival.number] - arrival.at_seconds)
         for number in arrival.started:
-            if number != arrival.number:
-                start(number, arrival.at_seconds + delay)
+            now = arrival.at_seconds + delay
+            free_at = max(now, free_at) + link.seconds_per_copy + sizes[number] / link.back_bytes_per_second
+            back_at[number] = free_at
+        for number in arrival.awaited:
+            delay = max(delay, back_at[number] - arrival.at_seconds)
     return delay

@@ -4,8 +4,9 @@ Values are numbered in the order in which they leave. At most a window of bytes 
 
 - *Leaving.* A value begins to leave when it is made. Its memory is let go of when those that left after it would
   otherwise be more than the window, or when the forward pass ends.
-- *Coming back.* A value is fetched when it is first read, unless it is on its way by then. Each first read also starts
-  the ones that left before it, the latest first, for as long as what is on its way and not yet read fits the window.
+- *Coming back.* Whenever a dropped value is read that is not there, and before any recipe runs for it, values are
+  started on their way back, the one that left last first, for as long as what is on its way and not yet read fits the
+  window. A value whose turn to be read comes before that is started then.
 
 Nothing depends on how fast copies are, so that memory is known to the byte beforehand; who comes too early, waits.
 """
@@ -41,27 +42,35 @@ def numbers_let_go(sizes: Sequence[int], window_bytes: int) -> list[list[int]]:
     return [*let_go, list(range(first, len(sizes)))]
 
 
-def numbers_started(first_reads: Sequence[int], sizes: Sequence[int], window_bytes: int) -> list[list[int]]:
-    """Return, for each first read, whose copies it starts; that of the value itself, where it must, comes first."""
-    started: list[list[int]] = []
+class Started(NamedTuple):
+    """Whose copies are started before the recipes of one read run, and whose only when they are read themselves."""
+
+    ahead: list[int]
+    late: list[int]
+
+
+def numbers_started(reads: Sequence[Sequence[int]], sizes: Sequence[int], window_bytes: int) -> list[Started]:
+    """Return what each read that runs recipes starts, where ``reads`` tells which values come back for it."""
     is_waiting = [False] * len(sizes)
-    for number in first_reads:
-        is_waiting[number] = True
-    bytes_ahead = 0
-    for number in first_reads:
-        now: list[int] = []
-        if is_waiting[number]:
-            now.append(number)
-            is_waiting[number] = False
-        else:
-            bytes_ahead -= sizes[number]
-        for other in range(number - 1, -1, -1):
-            if not is_waiting[other]:
-                continue
-            if bytes_ahead + sizes[other] > window_bytes:
-                break
-            bytes_ahead += sizes[other]
-            is_waiting[other] = False
-            now.append(other)
-        started.append(now)
+    for numbers in reads:
+        for number in numbers:
+            is_waiting[number] = True
+    started: list[Started] = []
+    bytes_ahead, highest = 0, len(sizes) - 1
+    for numbers in reads:
+        ahead: list[int] = []
+        while highest >= 0 and not (is_waiting[highest] and bytes_ahead + sizes[highest] > window_bytes):
+            if is_waiting[highest]:
+                bytes_ahead += sizes[highest]
+                is_waiting[highest] = False
+                ahead.append(highest)
+            highest -= 1
+        late: list[int] = []
+        for number in numbers:
+            if is_waiting[number]:
+                is_waiting[number] = False
+                late.append(number)
+            else:
+                bytes_ahead -= sizes[number]
+        started.append(Started(ahead, late))
     return started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Set
+from typing import NamedTuple
 
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError
 from memfit.graph.model_profile import ModelProfile
@@ -13,9 +14,11 @@ from memfit.layers.strategies import LayerStrategy, NoCheckpointing
 from memfit.layers.validation import whole_number
 from memfit.planning.block_values import BlockValues
 from memfit.planning.bound import LowerBound
-from memfit.planning.budgets import BudgetLike, budget_in_bytes
+from memfit.planning.budgets import BudgetLike, HostBudgetLike, budget_in_bytes, host_budget_in_bytes
 from memfit.planning.forced import forced_values
 from memfit.planning.known_steps import KnownStep, known_step
+from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
+from memfit.planning.offload_search import host_bytes_of, most_offloaded_bytes
 from memfit.planning.search import Exploration
 from memfit.planning.step import Step
 from memfit.planning.trade_off import Candidate
@@ -34,6 +37,7 @@ def plan(
     strategy: LayerStrategy | None = None,
     force_save: Iterable[str] = (),
     force_recompute: Iterable[str] = (),
+    host_budget: HostBudgetLike = 0,
 ) -> Plan:
     """Return what to do with each value of the profiled step. Give exactly one of ``budget`` and ``strategy``.
 
@@ -43,6 +47,10 @@ def plan(
     budget where there is none. Where the plain step fits, nothing is recomputed. A smaller budget never gets a faster
     or a larger plan. What lies below the smallest peak of `frontier` is looked for when it is asked for, which takes
     longer; what is found then serves larger budgets, too, where it is faster.
+
+    ``host_budget`` is how much of the host's pinned memory a plan for a budget may use, to offload values as well: an
+    int of bytes, a text, or "auto" for half of what was free there. It takes a profile of a GPU. With 0, as it is
+    unless told, nothing is offloaded.
 
     ``strategy`` chooses among the model's blocks; every value inside a chosen block is recomputed from what enters the
     block. Selectors (``MODULE_GLOB::op``) overrule both; a value that both name is saved. What cannot be replayed is
@@ -59,41 +67,42 @@ def plan(
     forced = forced_values(step, force_save, force_recompute)
     if strategy is not None:
         wanted = (_values_of_chosen_blocks(step, strategy) | forced.recomputed) - forced.saved
-        return _plan_of(known, step.recomputed_of(wanted), budget_bytes=None)
+        return _plan_of(known, _Choice(step.recomputed_of(wanted)), budget_bytes=None)
     assert budget is not None
     budget_bytes = budget_in_bytes(budget, profile)
+    host_bytes = host_budget_in_bytes(host_budget, profile)
     if not forced.recomputed and known.simulation(frozenset()).peak_bytes <= budget_bytes:
-        return _plan_of(known, set(), budget_bytes=budget_bytes)
-    exploration = known.exploration(forced=forced.recomputed, kept=forced.saved)
-    if budget_bytes < exploration.frontier[-1].peak_bytes:
-        exploration = known.exploration_to_the_least_peak(forced=forced.recomputed, kept=forced.saved)
-    frontier_of_step = exploration.frontier
-    position = next((i for i, entry in enumerate(frontier_of_step) if entry.peak_bytes <= budget_bytes), None)
-    if position is None:
-        raise _infeasible(known, exploration, budget_bytes)
-    chosen = frontier_of_step[position]
-    missed = frontier_of_step[max(position - 1, 0)]
-    return _plan_of(known, chosen.recomputed, budget_bytes=budget_bytes, exploration=exploration, missed=missed)
+        return _plan_of(known, _Choice(set()), budget_bytes=budget_bytes)
+    for explore in (known.exploration, known.exploration_to_the_least_peak):
+        exploration = explore(forced=forced.recomputed, kept=forced.saved)
+        entries = known.frontier(forced=forced.recomputed, kept=forced.saved, host_budget_bytes=host_bytes)
+        position = next((i for i, entry in enumerate(entries) if entry.peak_bytes <= budget_bytes), None)
+        if position is not None:
+            search = _Search(exploration, entries[max(position - 1, 0)], host_bytes)
+            return _plan_of(known, _chosen(entries[position]), budget_bytes=budget_bytes, search=search)
+    raise _infeasible(known, _Search(exploration, entries[-1], host_bytes), budget_bytes)
 
 
-def frontier(profile: ModelProfile, *, points: int = 16) -> tuple[FrontierPoint, ...]:
+def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudgetLike = 0) -> tuple[FrontierPoint, ...]:
     """Return at most ``points`` plans from the fastest to the smallest, each smaller and slower than the one before.
 
     The first is the plain step where that is the fastest, the last the smallest that was found; the others are spread
-    evenly over the memory between.
+    evenly over the memory between. ``host_budget`` is as for `plan`.
     """
     _refuse_other_profiles(profile)
     num_points = whole_number(points, "points", minimum=1)
     known = known_step(profile)
     exploration = known.exploration()
-    entries = exploration.frontier
+    host_bytes = host_budget_in_bytes(host_budget, profile)
+    entries = known.frontier(host_budget_bytes=host_bytes)
     high, low = entries[0].peak_bytes, entries[-1].peak_bytes
     budgets = [high - (high - low) * k // max(num_points - 1, 1) for k in range(num_points)]
     positions = sorted({next(i for i, entry in enumerate(entries) if entry.peak_bytes <= bound) for bound in budgets})
     chosen = []
     for position in positions:
-        entry, missed = entries[position], entries[max(position - 1, 0)]
-        made = _plan_of(known, entry.recomputed, budget_bytes=None, exploration=exploration, missed=missed)
+        entry = entries[position]
+        search = _Search(exploration, entries[max(position - 1, 0)], host_bytes)
+        made = _plan_of(known, _chosen(entry), budget_bytes=None, search=search)
         chosen.append(FrontierPoint(entry.peak_bytes, made.predicted_overhead, made))
     return tuple(chosen)
 
@@ -102,7 +111,8 @@ def plan_of_all_that_replays(profile: ModelProfile) -> Plan:
     """Return the plan that recomputes each value that can be, starting anew at what leaves a block."""
     known = known_step(profile)
     step = known.step
-    return _plan_of(known, step.recomputed_of(set(step.plannable) - BlockValues(step).leaving()), budget_bytes=None)
+    wanted = set(step.plannable) - BlockValues(step).leaving()
+    return _plan_of(known, _Choice(step.recomputed_of(wanted)), budget_bytes=None)
 
 
 def plan_of_what_leaves_blocks(profile: ModelProfile) -> Plan:
@@ -117,55 +127,78 @@ def plan_of_what_leaves_blocks(profile: ModelProfile) -> Plan:
         ]:
             wanted.update(before)
             op = profile.ops[step.value_op[before[0]]]
-    return _plan_of(known, step.recomputed_of(wanted), budget_bytes=None)
+    return _plan_of(known, _Choice(step.recomputed_of(wanted)), budget_bytes=None)
 
 
-def _plan_of(
-    known: KnownStep,
-    recomputed: Set[int],
-    *,
-    budget_bytes: int | None,
-    exploration: Exploration | None = None,
-    missed: Candidate | None = None,
-) -> Plan:
-    """Return the plan that recomputes these values; ``missed`` is the next faster candidate, which did not fit."""
+class _Choice(NamedTuple):
+    """What a plan does not save."""
+
+    recomputed: Set[int]
+    offloading: Offloading = NOTHING_OFFLOADED
+
+
+class _Search(NamedTuple):
+    """Where a plan was chosen from; ``missed`` is the next faster candidate, which did not fit."""
+
+    exploration: Exploration
+    missed: Candidate
+    host_budget_bytes: int
+
+
+def _chosen(candidate: Candidate) -> _Choice:
+    return _Choice(candidate.recomputed, candidate.offloading)
+
+
+def _gap_seconds(known: KnownStep, choice: _Choice, budget_bytes: int | None, search: _Search) -> float:
+    """Return how much faster than the chosen plan another could be at most."""
+    step, exploration = known.step, search.exploration
+    simulation = known.simulation(*choice)
+    if not choice.recomputed and not choice.offloading.values:
+        return 0.0
+    bound_bytes = budget_bytes if budget_bytes is not None else simulation.peak_bytes
+    if search.host_budget_bytes:
+        bound_bytes += most_offloaded_bytes(step, simulation.added_seconds, search.host_budget_bytes)
+    elif exploration.is_exact:
+        return 0.0
+    gap_seconds = simulation.added_seconds
+    least = exploration.proofs.seconds(bound_bytes)
+    if gap_seconds - step.time.at_least(least) > _SMALL_GAP * step.profile.step_seconds:
+        bound = LowerBound(step, exploration.may_be_recomputed)
+        missed = search.missed
+        times = {simulation.peak_op_index, known.simulation(missed.recomputed, missed.offloading).peak_op_index}
+        least = max(least, bound.seconds(bound_bytes, times))
+    return max(gap_seconds - step.time.at_least(least), 0.0)
+
+
+def _plan_of(known: KnownStep, choice: _Choice, *, budget_bytes: int | None, search: _Search | None = None) -> Plan:
+    """Return the plan for a choice."""
     step = known.step
     profile = step.profile
-    simulation = known.simulation(recomputed)
-    gap_seconds = simulation.added_seconds
-    if exploration is not None and missed is not None:
-        if exploration.is_exact or not recomputed:
-            gap_seconds = 0.0
-        else:
-            bound_bytes = budget_bytes if budget_bytes is not None else simulation.peak_bytes
-            least = exploration.proofs.seconds(bound_bytes)
-            if gap_seconds - step.time.at_least(least) > _SMALL_GAP * profile.step_seconds:
-                bound = LowerBound(step, exploration.may_be_recomputed)
-                times = {simulation.peak_op_index, known.simulation(missed.recomputed).peak_op_index}
-                least = max(least, bound.seconds(bound_bytes, times))
-            gap_seconds -= step.time.at_least(least)
+    simulation = known.simulation(*choice)
+    gap_seconds = simulation.added_seconds if search is None else _gap_seconds(known, choice, budget_bytes, search)
+    decision_of = dict.fromkeys(choice.recomputed, Decision.RECOMPUTE)
+    decision_of |= dict.fromkeys(choice.offloading.values, Decision.OFFLOAD)
     step_seconds = profile.step_seconds or 1.0
-    listening = step.listeners.modules_for(recomputed)
+    listening = step.listeners.modules_for(decision_of.keys())
     return Plan(
-        decisions={
-            profile.values[index].name: Decision.RECOMPUTE if index in recomputed else Decision.SAVE
-            for index in step.plannable
-        },
+        decisions={profile.values[index].name: decision_of.get(index, Decision.SAVE) for index in step.plannable},
         regions=listening.regions,
         watched=listening.watched,
         recompute_flops=simulation.recompute_flops,
         fingerprint=profile.fingerprint,
         predicted_peak_bytes=simulation.peak_bytes,
         predicted_overhead=simulation.added_seconds / step_seconds,
-        optimality_gap=max(gap_seconds, 0.0) / step_seconds,
+        optimality_gap=gap_seconds / step_seconds,
         budget_bytes=budget_bytes,
         inputs=profile.inputs,
+        host_bytes=host_bytes_of(step, choice.offloading.values),
+        window_bytes=choice.offloading.window_bytes,
     )
 
 
-def _infeasible(known: KnownStep, exploration: Exploration, budget_bytes: int) -> InfeasibleBudgetError:
-    smallest, least_bytes = exploration.frontier[-1], exploration.proofs.least_peak_bytes
-    step, simulation = known.step, known.simulation(smallest.recomputed)
+def _infeasible(known: KnownStep, search: _Search, budget_bytes: int) -> InfeasibleBudgetError:
+    smallest, least_bytes = search.missed, search.exploration.proofs.least_peak_bytes
+    step, simulation = known.step, known.simulation(smallest.recomputed, smallest.offloading)
     op = step.profile.ops[simulation.peak_op_index] if step.num_ops else None
     where = "an empty step"
     if op is not None:
@@ -175,10 +208,15 @@ def _infeasible(known: KnownStep, exploration: Exploration, budget_bytes: int) -
     )
     is_least = least_bytes >= smallest.peak_bytes
     proven = "no plan can have less" if is_least else f"no plan can have less than {least_bytes}"
+    way_out = "make the batch or the model smaller"
+    if search.host_budget_bytes:
+        proven = f"with {format_bytes(search.host_budget_bytes)} of the host's memory"
+    elif step.profile.link is not None:
+        way_out = f'let values go to the host\'s memory with host_budget="auto", or {way_out}'
     return InfeasibleBudgetError(
         f"no plan keeps this step within {format_bytes(budget_bytes)} ({budget_bytes} bytes). The smallest peak found "
         f"is {smallest.peak_bytes} bytes ({format_bytes(smallest.peak_bytes)}; {proven}), at {where}, where these are "
-        f"live: {holders}. Give at least budget={smallest.peak_bytes}, or make the batch or the model smaller",
+        f"live: {holders}. Give at least budget={smallest.peak_bytes}, or {way_out}",
         minimum_bytes=smallest.peak_bytes,
     )
 

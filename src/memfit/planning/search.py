@@ -52,7 +52,7 @@ _MOST_PAIRS = 4_000
 _EFFORT_FOR_LEAST_PEAK, _MOST_OPS_OF_LEAST_PEAK = 135_000_000, 6_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Exploration:
     """The candidates that none beats, fastest first, which values they were free to recompute, and what is proven.
 

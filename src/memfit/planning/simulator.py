@@ -186,10 +186,7 @@ class _Walk:
             for (op, value), let_go in zip(self._sent, self._let_go, strict=False)
         ]
         forward_end = self._position_of[step.close_time] + 1
-        arrivals = [
-            Arrival(elapsed[position], number, started)
-            for position, number, started in zip(self._read_positions, self._first_reads, self._started, strict=True)
-        ]
+        arrivals = [Arrival(elapsed[position], started, awaited) for position, started, awaited in self._arrivals]
         return waiting_seconds(link, departures, elapsed[forward_end], arrivals)
 
     def _order_runs(self, recipes: list[int]) -> None:
@@ -222,6 +219,7 @@ class _Walk:
                     asked_until[value] = until
         runs.sort()
         self._run_times = [step.read_times[rank] for rank, _ in runs]
+        self._run_ranks = [rank for rank, _ in runs]
         self._run_ops = [op for _, op in runs]
 
     def _place_runs(self) -> None:
@@ -259,16 +257,22 @@ class _Walk:
         for op, let_go in zip([*number_of, self._step.close_time], self._let_go, strict=True):
             for number in let_go:
                 self._leaves_until[self._sent[number][1]] = self._position_of[op]
-        fetches = [
-            (time + place, number_of[op])
-            for place, (op, time) in enumerate(zip(self._run_ops, self._run_times, strict=True))
-            if op in number_of
-        ]
-        self._read_positions = [position for position, _ in fetches]
-        self._first_reads = [number for _, number in fetches]
-        self._started = numbers_started(self._first_reads, sizes, window_bytes)
-        for position, started in zip(self._read_positions, self._started, strict=True):
-            for number in started:
+        # The runs of one read are in a row.
+        reads: list[tuple[int, list[tuple[int, int]]]] = []
+        for place, (op, time) in enumerate(zip(self._run_ops, self._run_times, strict=True)):
+            if place == 0 or self._run_ranks[place] != self._run_ranks[place - 1]:
+                reads.append((time + place, []))
+            if op in number_of:
+                reads[-1][1].append((time + place, number_of[op]))
+        started = numbers_started([[number for _, number in fetches] for _, fetches in reads], sizes, window_bytes)
+        # Position, whose copies are started there, and which are waited for after that.
+        self._arrivals: list[tuple[int, list[int], list[int]]] = []
+        for (position, fetches), (ahead, late) in zip(reads, started, strict=True):
+            self._arrivals.append((position, ahead, []))
+            for fetched_at, number in fetches:
+                self._arrivals.append((fetched_at, [number] if number in late else [], [number]))
+        for position, numbers, _ in self._arrivals:
+            for number in numbers:
                 self._arrives_from[self._sent[number][1]] = position
 
     def _copied_bytes(self, value: int) -> int:

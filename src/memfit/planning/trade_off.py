@@ -6,18 +6,20 @@ from collections.abc import Iterable, Set
 from functools import cached_property
 from typing import NamedTuple
 
+from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
 from memfit.planning.segments import segmented_choices
 from memfit.planning.simulator import Judgement, judged
 from memfit.planning.step import Step
 
 
 class Candidate(NamedTuple):
-    """A set of values to recompute, as the engine would, and what the simulator says of it."""
+    """A set of values to recompute, as the engine would, others to offload, and what the simulator says of it."""
 
     recomputed: frozenset[int]
     peak_bytes: int
     recompute_seconds: float
     added_seconds: float
+    offloading: Offloading = NOTHING_OFFLOADED
 
 
 class TradeOff:
