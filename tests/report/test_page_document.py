@@ -14,7 +14,7 @@ from tests.planning.step_builder import StepBuilder
 from tests.report.planned_steps import point_recomputing
 
 from memfit.errors import InvalidParameterError
-from memfit.graph.model_profile import ModelProfile
+from memfit.graph.model_profile import Link, ModelProfile
 from memfit.graph.plan import Decision, FrontierPoint
 from memfit.planning.planner import frontier
 from memfit.planning.simulator import simulate
@@ -67,6 +67,42 @@ def test_offloaded_and_compressed_values_are_counted_apart() -> None:
     document = page_document(ReportData(profile, [point_recomputing(profile, set(), moved)]))
     assert document["points"][0]["blocks"] == [[0, 0, 200, 0], [0, 0, 0, 200], [50, 0, 0, 0]]
     assert document["points"][0]["fates"] == "-o-cs"
+    assert document["points"][0]["host_bytes"] == 200
+
+
+def test_what_is_offloaded_is_off_the_device_between_the_passes() -> None:
+    profile = two_blocks()
+    tanh = index_of(profile, "blocks.0.act::aten.tanh#0")
+    plain = point_recomputing(profile, set())
+    planned = point_recomputing(profile, set(), {tanh: Decision.OFFLOAD}, window_bytes=0)
+    document = page_document(ReportData(profile, [planned, plain]))
+    by_host_bytes = {entry["host_bytes"]: entry["timeline_bytes"] for entry in document["points"]}
+    assert set(by_host_bytes) == {0, 200}
+    assert by_host_bytes[0] == document["timeline"]["plain_bytes"]
+    gone = [before - after for before, after in zip(by_host_bytes[0], by_host_bytes[200], strict=True)]
+    # The add after it still reads it; from the next tanh on, until its own backward, it is on the host.
+    assert gone == [0] * 3 + [200] * 7 + [0] * 2
+
+
+def test_a_value_that_a_replay_starts_from_can_wait_on_the_host() -> None:
+    profile = two_blocks()
+    add, tanh = (index_of(profile, f"blocks.0{name}#0") for name in ("::aten.add", ".act::aten.tanh"))
+    document = page_document(ReportData(profile, [point_recomputing(profile, {tanh}, {add: Decision.OFFLOAD})]))
+    assert document["points"][0]["fates"] == "or-ss"
+    assert document["points"][0]["blocks"][0] == [0, 200, 100, 0]
+
+
+def test_the_way_to_the_host_is_among_the_facts_where_it_is_known() -> None:
+    profile = two_blocks()
+    assert page_document(ReportData(profile, [point_recomputing(profile, set())]))["profile"]["link"] is None
+    linked = replace(profile, link=Link(50e9, 40e9, 1e-5, 77))
+    document = page_document(ReportData(linked, [point_recomputing(linked, set())]))
+    assert document["profile"]["link"] == {
+        "out_bytes_per_second": 50e9,
+        "back_bytes_per_second": 40e9,
+        "seconds_per_copy": 1e-5,
+        "host_free_bytes": 77,
+    }
 
 
 def test_values_written_in_place_count_their_bytes_once() -> None:

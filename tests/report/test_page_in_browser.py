@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from tests.planning.model_families import gpt
 from tests.report.chromium import Tab, browser_path, running_browser
 from tests.report.planned_steps import point_recomputing
 from tests.report.test_page import hostile_report
+from tests.report.test_page_document import index_of, two_blocks
 
+from memfit.graph.model_profile import Link
+from memfit.graph.plan import Decision
 from memfit.planning.planner import frontier
 from memfit.planning.step import Step
 from memfit.report.page import write_page
@@ -109,6 +113,40 @@ def test_nothing_is_asked_of_the_network(tab: Tab, address: str) -> None:
     tab.evaluate("document.getElementById('budget').dispatchEvent(new Event('input'))")
     assert tab.requests == [address]
     assert tab.problems == []
+
+
+def test_what_is_offloaded_has_its_figure_its_words_and_its_counts(tab: Tab, tmp_path: Path) -> None:
+    profile = replace(two_blocks(), link=Link(50e9, 40e9, 1e-5, 2**30))
+    first, second = (index_of(profile, f"blocks.{number}.act::aten.tanh#0") for number in range(2))
+    both = point_recomputing(profile, {second}, {first: Decision.OFFLOAD})
+    plain = point_recomputing(profile, set())
+    path = tmp_path / "page.html"
+    write_page(path, ReportData(profile, [plain, both], chosen=both))
+    tab.open(path.as_uri(), width=360)
+    figure = "document.getElementById('offloaded')"
+    assert tab.evaluate(f"{figure}.offsetParent !== null")
+    assert tab.evaluate(f"Number({figure}.dataset.bytes)") == 200
+    assert tab.evaluate("document.documentElement.scrollWidth") == 360
+    summary = tab.evaluate("document.getElementById('summary').textContent")
+    assert "200 B of activations are made again in the backward pass" in summary
+    assert "; 200 B of activations wait in the host's memory" in summary
+    cells = "[...document.querySelectorAll('#blocks-body [data-fate=offloaded]')]"
+    assert tab.evaluate(f"{cells}.map(cell => cell.title)") == [
+        "200 bytes in 1 value",
+        "0 bytes in 0 values",
+        "0 bytes in 0 values",
+    ]
+    facts = tab.evaluate("document.getElementById('facts').textContent")
+    assert "50.0 GB/s out, 40.0 GB/s back, 1.00 GiB free there" in facts
+    assert "memfit's plan (200 B on the host)" in tab.evaluate("document.getElementById('all-points').textContent")
+    assert tab.problems == []
+
+
+def test_where_no_plan_offloads_there_is_no_figure_for_it(tab: Tab, address: str) -> None:
+    tab.open(address)
+    assert tab.evaluate("document.getElementById('recomputed').offsetParent !== null")
+    assert tab.evaluate("document.getElementById('offloaded').offsetParent === null")
+    assert "Way to the host" not in tab.evaluate("document.getElementById('facts').textContent")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

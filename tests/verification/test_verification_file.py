@@ -42,6 +42,7 @@ verifications = st.builds(
     torch_version=st.text(),
     fingerprint=st.text(),
     plain_gradient_distance=errors,
+    host_bytes=counts,
 )
 
 

@@ -28,8 +28,9 @@ class Verification:
     relative to the largest plain gradient of the same tensor, over all tensors. ``plain_reproducible`` is whether the
     plain step has the same bits twice, ``plain_gradient_error`` by how much it differs from itself, and
     ``plain_gradient_distance`` how far all its gradients together are from themselves, as a share of their length.
-    Peaks are measured; ``predicted_peak_bytes`` is the plan's word. Seconds are medians over ``num_rounds`` rounds;
-    ``overhead`` is the ratio of the medians less 1, and its quartiles are those of the rounds' own ratios.
+    Peaks are measured; ``predicted_peak_bytes`` is the plan's word, and so is ``host_bytes``, the host's memory that
+    offloaded values take. Seconds are medians over ``num_rounds`` rounds; ``overhead`` is the ratio of the medians less
+    1, and its quartiles are those of the rounds' own ratios.
 
     Where the plain step does not fit the device, what is told of it, and what needs it, is None.
     """
@@ -55,6 +56,7 @@ class Verification:
     torch_version: str
     fingerprint: str
     plain_gradient_distance: float | None = None
+    host_bytes: int = 0
 
     @property
     def within_budget(self) -> bool:

@@ -20,7 +20,7 @@ VERIFICATION_VERSION = 1
 _INFINITE = "infinite"
 _FIELDS = tuple(field.name for field in fields(Verification))
 # Not in files of memfit's first days.
-_LATER_FIELDS = frozenset({"plain_gradient_distance"})
+_LATER_FIELDS = frozenset({"plain_gradient_distance", "host_bytes"})
 # Written for readers and other tools; read back, they follow from the rest.
 _EXTRAS = ("within_budget", "holds")
 
@@ -119,4 +119,5 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "torch_version": _text,
     "fingerprint": _text,
     "plain_gradient_distance": _or_none(_error),
+    "host_bytes": whole_number,
 }

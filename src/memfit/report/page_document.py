@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ def _profile_head(data: ReportData, step: Step) -> dict[str, Any]:
         "device_bytes": profile.device_bytes,
         "resident_bytes": step.resident_bytes,
         "num_ops": step.num_ops,
+        "link": None if profile.link is None else asdict(profile.link),
     }
 
 
@@ -164,6 +166,7 @@ def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_op
         "peak_bytes": point.peak_bytes,
         "overhead": point.overhead,
         "recompute_flops": point.plan.recompute_flops,
+        "host_bytes": point.plan.host_bytes,
         "fates": "".join(effect.fates),
         "blocks": bytes_by_block(step, effect, blocks.of_value, len(blocks.labels)),
         "timeline_bytes": _downsampled(simulation.timeline_bytes, first_ops),

@@ -1,17 +1,18 @@
 """What a plan does to each value and each block of a profiled step, in bytes.
 
 A value is *saved* where it is held for the backward pass, because autograd reads it or because a replay starts from
-it; *recomputed* where autograd reads it and it is brought back. Nobody keeps the others, whatever the plan says.
+it; *offloaded* where it waits for that in the host's memory; *recomputed* where autograd reads it and it is brought
+back. Nobody keeps the others, whatever the plan says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from memfit.errors import InvalidParameterError
 from memfit.graph.plan import Decision, Plan
+from memfit.planning.offload_rules import Offloading
 from memfit.planning.simulator import Simulation, simulated
 from memfit.planning.step import Step
 
@@ -47,7 +48,7 @@ class PlanEffect:
 def plan_effect(step: Step, plan: Plan) -> PlanEffect:
     """Return what ``plan`` does to the step it was made for."""
     recomputed = recomputed_values(step, plan)
-    simulation = simulated(step, recomputed)
+    simulation = simulated(step, recomputed, offloading_of(step, plan))
     started_from = {value for op in simulation.replayed_ops for value in step.op_inputs[op]} - recomputed
     values = step.profile.values
 
@@ -74,12 +75,17 @@ def recomputed_values(step: Step, plan: Plan) -> frozenset[int]:
     missing = next((name for name in names if name not in plan.decisions), None)
     if missing is not None:
         raise InvalidParameterError(f"the plan says nothing of the value {missing!r}; plan again with this profile")
-    chosen = (index for index, name in zip(step.plannable, names, strict=True) if _is_dropped(plan.decisions, name))
-    return frozenset(step.recomputed_of(frozenset(chosen)))
+    return frozenset(step.recomputed_of(_decided(step, plan, Decision.RECOMPUTE)))
 
 
-def _is_dropped(decisions: Mapping[str, Decision], name: str) -> bool:
-    return decisions[name] is Decision.RECOMPUTE
+def offloading_of(step: Step, plan: Plan) -> Offloading:
+    """Return the values that go to the host under ``plan``, and how many of their bytes are on their way at a time."""
+    return Offloading(_decided(step, plan, Decision.OFFLOAD), plan.window_bytes)
+
+
+def _decided(step: Step, plan: Plan, decision: Decision) -> frozenset[int]:
+    values, decisions = step.profile.values, plan.decisions
+    return frozenset(index for index in step.plannable if decisions[values[index].name] is decision)
 
 
 def bytes_by_block(step: Step, effect: PlanEffect, block_of_value: list[int], num_blocks: int) -> list[list[int]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich import box
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memfit.graph.model_profile import ModelProfile
+from memfit.graph.model_profile import Link, ModelProfile
 from memfit.graph.names import is_within
 from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.graph.verification import Verification
@@ -57,20 +58,30 @@ def profile_summary(profile: ModelProfile) -> Padding:
             "step": format_seconds(profile.step_seconds),
             "ops": f"{len(profile.ops)} ops, {len(profile.values)} values, {len(profile.blocks)} blocks",
             "measured": f"on {profile.device}, {profile.measured_with}",
+            **({} if profile.link is None else {"host": _link_in_words(profile.link)}),
         }
     )
 
 
+def _link_in_words(link: Link) -> str:
+    rates = f"{link.out_bytes_per_second / 1e9:.3g} GB/s to its memory and {link.back_bytes_per_second / 1e9:.3g} back"
+    return f"{rates}, {format_bytes(link.host_free_bytes)} free"
+
+
 def plan_table(profile: ModelProfile, plan: Plan, *, title: str) -> Table:
-    """Return one row per block: how many of its bytes for the backward pass are saved and recomputed."""
+    """Return one row per block: how many of its bytes for the backward pass are saved, recomputed and offloaded."""
     table = _table(title)
     table.add_column("block", overflow="ellipsis")
-    for heading in ("saved", "recomputed"):
+    counted_of = _counted_by_block(profile, plan, [block.path for block in profile.blocks[:MOST_ROWS]])
+    # Most plans offload nothing, and their tables have no column for it.
+    is_offloading = _num_decided(plan, Decision.OFFLOAD) > 0
+    headings = ("saved", "recomputed", *(("offloaded", "values offloaded") if is_offloading else ()))
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    shown = profile.blocks[:MOST_ROWS]
-    bytes_of = _bytes_by_block(profile, plan, [block.path for block in shown])
-    for path, counted in bytes_of.items():
-        cells = (format_bytes(counted[decision]) for decision in (Decision.SAVE, Decision.RECOMPUTE))
+    for path, counted in counted_of.items():
+        cells = [format_bytes(counted.num_bytes[decision]) for decision in (Decision.SAVE, Decision.RECOMPUTE)]
+        if is_offloading:
+            cells += [format_bytes(counted.num_bytes[Decision.OFFLOAD]), str(counted.num_offloaded)]
         table.add_row(Text(path), *cells)
     if len(profile.blocks) > MOST_ROWS:
         table.caption = f"… and {len(profile.blocks) - MOST_ROWS} blocks more"
@@ -79,14 +90,17 @@ def plan_table(profile: ModelProfile, plan: Plan, *, title: str) -> Table:
 
 def plan_summary(profile: ModelProfile, plan: Plan) -> Padding:
     """Return the plan in a few lines: memory, time, values, and for a budget how good the plan is."""
-    dropped = sum(decision is Decision.RECOMPUTE for decision in plan.decisions.values())
     saved_share = 1 - plan.predicted_peak_bytes / profile.peak_bytes if profile.peak_bytes else 0.0
+    num_offloaded = _num_decided(plan, Decision.OFFLOAD)
+    offloaded = f", {num_offloaded} offloaded" if num_offloaded else ""
     lines = {
         "peak": f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(profile.peak_bytes)} "
         f"({100 * saved_share:.1f}% less)",
         "time": f"{format_overhead(plan.predicted_overhead)} ({format_flops(plan.recompute_flops)} again)",
-        "values": f"{dropped} of {len(plan.decisions)} recomputed",
+        "values": f"{_num_decided(plan, Decision.RECOMPUTE)} of {len(plan.decisions)} recomputed{offloaded}",
     }
+    if num_offloaded:
+        lines["host"] = f"{format_bytes(plan.host_bytes)} of its memory, pinned"
     if plan.budget_bytes is not None:
         lines["budget"] = format_bytes(plan.budget_bytes)
         lines["optimality"] = (
@@ -100,12 +114,17 @@ def plan_summary(profile: ModelProfile, plan: Plan) -> Padding:
 def frontier_table(profile: ModelProfile, points: Sequence[FrontierPoint], *, title: str) -> Table:
     """Return one row per plan, from the fastest to the smallest."""
     table = _table(title)
-    for heading in ("peak", "of plain", "time", "values recomputed"):
+    is_offloading = any(_num_decided(point.plan, Decision.OFFLOAD) for point in points)
+    offloading_headings = ("values offloaded", "on the host") if is_offloading else ()
+    for heading in ("peak", "of plain", "time", "values recomputed", *offloading_headings):
         table.add_column(heading, justify="right", no_wrap=True)
     for point in points:
-        dropped = sum(decision is Decision.RECOMPUTE for decision in point.plan.decisions.values())
         share = point.peak_bytes / profile.peak_bytes if profile.peak_bytes else 1.0
-        table.add_row(format_bytes(point.peak_bytes), f"{share:.1%}", format_overhead(point.overhead), str(dropped))
+        cells = [format_bytes(point.peak_bytes), f"{share:.1%}", format_overhead(point.overhead)]
+        cells.append(str(_num_decided(point.plan, Decision.RECOMPUTE)))
+        if is_offloading:
+            cells += [str(_num_decided(point.plan, Decision.OFFLOAD)), format_bytes(point.plan.host_bytes)]
+        table.add_row(*cells)
     return table
 
 
@@ -122,6 +141,8 @@ def verification_summary(verification: Verification) -> Padding:
         lines["budget"] = Text(
             f"{verdict} {format_bytes(verification.budget_bytes)}", style="green" if within else "bold red"
         )
+    if verification.host_bytes:
+        lines["host"] = f"{format_bytes(verification.host_bytes)} of its memory, pinned, for what is offloaded"
     lines["time"] = _time_in_words(verification)
     lines["measured"] = f"on {verification.device_name}, torch {verification.torch_version}, " + (
         f"medians of {verification.num_rounds} rounds in turns"
@@ -155,20 +176,41 @@ def _time_in_words(verification: Verification) -> str:
     )
 
 
-def _bytes_by_block(profile: ModelProfile, plan: Plan, paths: Sequence[str]) -> dict[str, Counter[Decision]]:
-    """Return how many bytes that autograd saved in each block have which decision; a storage counts once."""
-    counted: dict[str, Counter[Decision]] = {path: Counter() for path in paths}
+def _num_decided(plan: Plan, decision: Decision) -> int:
+    return sum(each is decision for each in plan.decisions.values())
+
+
+@dataclass(slots=True)
+class _Counted:
+    """The bytes of a block by what is decided for them, and how many of its values are offloaded."""
+
+    num_bytes: Counter[Decision] = field(default_factory=Counter)
+    num_offloaded: int = 0
+
+
+def _counted_by_block(profile: ModelProfile, plan: Plan, paths: Sequence[str]) -> dict[str, _Counted]:
+    """Return what the backward pass needs of each block.
+
+    A storage that autograd saved counts once. What is offloaded has a place of its own on the host, and may also be
+    something that autograd did not save and a replay starts from.
+    """
+    counted_of = {path: _Counted() for path in paths}
     seen: set[int] = set()
     for value in profile.values:
         decision = plan.decisions.get(value.name)
-        if decision is None or not value.is_saved or value.storage in seen or value.op_index is None:
+        if decision is None or value.op_index is None:
             continue
-        seen.add(value.storage)
+        is_offloaded = decision is Decision.OFFLOAD
+        if not is_offloaded:
+            if not value.is_saved or value.storage in seen:
+                continue
+            seen.add(value.storage)
         module = profile.ops[value.op_index].module or ""
         for path in paths:
             if is_within(module, path):
-                counted[path][decision] += value.num_bytes
-    return counted
+                counted_of[path].num_bytes[decision] += value.num_bytes
+                counted_of[path].num_offloaded += is_offloaded
+    return counted_of
 
 
 def _table(title: str) -> Table:

@@ -136,6 +136,7 @@ def _planned_facts(plan: Plan, seconds: Sequence[float], trials: Trials) -> dict
     return {
         "predicted_peak_bytes": plan.predicted_peak_bytes,
         "budget_bytes": plan.budget_bytes,
+        "host_bytes": plan.host_bytes,
         "step_seconds": median(seconds),
         "step_quartiles_seconds": _quartiles(seconds),
         "num_rounds": len(seconds),

@@ -58,6 +58,7 @@ function boxAround(left, top, radius) {
 function drawPoint(holder, svg, report, index, [left, top], isSelected, select) {
   const point = report.points[index];
   const lines = [`${bytesText(point.peak_bytes)} peak (${exactBytesText(point.peak_bytes)})`, `${slowerText(point.overhead)} time`];
+  if (point.host_bytes) lines.push(hostText(point));
   const dot = shape("circle", {
     class: isSelected ? "point selected" : "point", cx: left, cy: top, r: isSelected ? 7.5 : report.points.length > 20 ? 3.5 : 4.5,
     tabindex: 0, role: "button", "data-place": index, "aria-pressed": isSelected, "aria-label": `Plan: ${lines.join(", ")}`,
@@ -110,7 +111,7 @@ function attachTip(holder, target, left, top, title, lines) {
 }
 
 function listAllPoints(report) {
-  const planned = report.points.map((point) => ({ ...point, label: "memfit's plan", is_measured: false, note: "" }));
+  const planned = report.points.map((point) => ({ ...point, label: "memfit's plan", is_measured: false, note: point.host_bytes ? hostText(point) : "" }));
   const rows = [...planned, ...report.marks].sort((a, b) => a.peak_bytes - b.peak_bytes);
   byId("all-points").append(
     ...rows.map((row) =>

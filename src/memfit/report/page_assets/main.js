@@ -10,6 +10,7 @@ function writeHead(report) {
 
 function writeFacts(report) {
   const { profile } = report;
+  const { link } = profile;
   const facts = [
     ["Device", profile.device_bytes === null ? profile.device : `${profile.device}, ${bytesText(profile.device_bytes)}`],
     ["Fingerprint of the model", profile.fingerprint],
@@ -17,7 +18,8 @@ function writeFacts(report) {
     ["Plain step", `${secondsText(profile.step_seconds)}, peak ${bytesText(profile.peak_bytes)} (${exactBytesText(profile.peak_bytes)})`],
     ["There before the step", `${bytesText(profile.resident_bytes)}: parameters, optimizer state, the batch`],
     ["Recorded", `${profile.num_ops.toLocaleString("en")} ops, ${report.values.num_bytes.length.toLocaleString("en")} values made inside the model`],
-    ["Predicted", "peaks by walking the recorded step under each plan, slowdowns from the measured seconds of the ops run again"],
+    ...(link ? [["Way to the host", `${rateText(link.out_bytes_per_second)} out, ${rateText(link.back_bytes_per_second)} back, ${bytesText(link.host_free_bytes)} free there`]] : []),
+    ["Predicted", "peaks by walking the recorded step under each plan, slowdowns from the measured seconds of the ops run again" + (link ? " and of copies to the host" : "")],
     ...report.facts,
   ];
   byId("facts").append(...facts.flatMap(([name, fact]) => [element("dt", {}, name), element("dd", {}, fact)]));
@@ -26,16 +28,20 @@ function writeFacts(report) {
 function writeFigures(report, point, totals) {
   const plain = Math.max(...report.timeline.plain_bytes, 0);
   const less = plain ? 1 - point.peak_bytes / plain : 0;
-  const figures = { peak: bytesText(point.peak_bytes), "less-memory": shareText(-less), slower: slowerText(point.overhead), recomputed: bytesText(totals.recomputed) };
+  const figures = { peak: bytesText(point.peak_bytes), "less-memory": shareText(-less), slower: slowerText(point.overhead), recomputed: bytesText(totals.recomputed), offloaded: bytesText(totals.offloaded) };
   for (const [id, text] of Object.entries(figures)) byId(id).textContent = text;
   byId("peak").dataset.bytes = point.peak_bytes;
   byId("slower").dataset.overhead = point.overhead;
-  byId("recomputed").dataset.bytes = totals.recomputed;
+  for (const fate of ["recomputed", "offloaded"]) byId(fate).dataset.bytes = totals[fate];
+  // Few plans go to the host; where none does, there is no figure for it.
+  byId("offloaded").parentElement.hidden = !report.points.some((other) => other.host_bytes);
   const slider = byId("budget");
   slider.setAttribute("aria-valuetext", `${figures.peak} peak, ${figures.slower} time`);
-  byId("summary").textContent = totals.recomputed
-    ? `At ${figures.peak} the step is predicted to take ${shareText(less)} less memory than saving everything and ${shareText(point.overhead)} more time: ` +
-      `${figures.recomputed} of activations are made again in the backward pass, for ${flopsText(point.recompute_flops)}.`
+  const ways = [];
+  if (totals.recomputed) ways.push(`${figures.recomputed} of activations are made again in the backward pass, for ${flopsText(point.recompute_flops)}`);
+  if (totals.offloaded) ways.push(`${figures.offloaded} of activations wait in the host's memory, copied there and back beside the computing`);
+  byId("summary").textContent = ways.length
+    ? `At ${figures.peak} the step is predicted to take ${shareText(less)} less memory than saving everything and ${shareText(point.overhead)} more time: ${ways.join("; ")}.`
     : "Here everything that the backward pass needs is saved, and nothing is made again.";
 }
 

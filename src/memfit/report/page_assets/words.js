@@ -19,6 +19,14 @@ function exactBytesText(numBytes) {
   return `${numBytes.toLocaleString("en")} bytes`;
 }
 
+function hostText(point) {
+  return `${bytesText(point.host_bytes)} on the host`;
+}
+
+function rateText(bytesPerSecond) {
+  return `${(bytesPerSecond / 1e9).toPrecision(3)} GB/s`;
+}
+
 function shareText(share) {
   const percent = 100 * share;
   const digits = Math.abs(percent) >= 10 || percent === 0 ? 0 : Math.abs(percent) >= 1 ? 1 : 2;

@@ -1,0 +1,88 @@
+"""Tables of plans that offload: what goes to the host is told beside what is saved and recomputed, and only then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rich.console import Console, RenderableType
+from tests.report.planned_steps import point_recomputing
+from tests.report.test_page_document import index_of, two_blocks
+from tests.verification.test_verification_file import example
+
+from memfit.graph.model_profile import Link
+from memfit.graph.plan import Decision, FrontierPoint
+from memfit.report.step_tables import (
+    frontier_table,
+    plan_summary,
+    plan_table,
+    profile_summary,
+    verification_summary,
+)
+
+PROFILE = two_blocks()
+FIRST_ADD, FIRST, SECOND = (
+    index_of(PROFILE, name)
+    for name in ("blocks.0::aten.add#0", "blocks.0.act::aten.tanh#0", "blocks.1.act::aten.tanh#0")
+)
+
+
+def rows_of(table: RenderableType) -> list[list[str]]:
+    """Return the cells of each line that is not empty: of a table the title, the headings, a rule and the rows."""
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(table)
+    lines = [line for line in capture.get().splitlines() if line.strip()]
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+
+
+def plain() -> FrontierPoint:
+    return point_recomputing(PROFILE, set())
+
+
+def recomputing() -> FrontierPoint:
+    return point_recomputing(PROFILE, {SECOND})
+
+
+def offloading() -> FrontierPoint:
+    """Recompute the first tanh from the sum before it, which waits on the host with the second tanh."""
+    return point_recomputing(PROFILE, {FIRST}, {FIRST_ADD: Decision.OFFLOAD, SECOND: Decision.OFFLOAD})
+
+
+def test_blocks_show_what_is_offloaded_where_anything_is() -> None:
+    title, head, _, *rows = rows_of(plan_table(PROFILE, offloading().plan, title="plan"))
+    assert (title, head) == (["plan"], ["block", "saved", "recomputed", "offloaded", "values offloaded"])
+    assert rows == [["blocks.0", "0 B", "200 B", "100 B", "1"], ["blocks.1", "0 B", "0 B", "200 B", "1"]]
+    _, head, _, *rows = rows_of(plan_table(PROFILE, recomputing().plan, title="plan"))
+    assert head == ["block", "saved", "recomputed"]
+    assert rows == [["blocks.0", "200 B", "0 B"], ["blocks.1", "0 B", "200 B"]]
+
+
+def test_the_summary_says_how_much_goes_to_the_host() -> None:
+    lines = dict(rows_of(plan_summary(PROFILE, offloading().plan)))
+    assert lines["values"] == "1 of 5 recomputed, 2 offloaded"
+    assert lines["host"] == "300 B of its memory, pinned"
+    lines = dict(rows_of(plan_summary(PROFILE, recomputing().plan)))
+    assert lines["values"] == "1 of 5 recomputed"
+    assert "host" not in lines
+
+
+def test_the_frontier_shows_what_is_offloaded_where_anything_is() -> None:
+    _, head, _, *rows = rows_of(frontier_table(PROFILE, [plain(), offloading()], title="frontier"))
+    assert head == ["peak", "of plain", "time", "values recomputed", "values offloaded", "on the host"]
+    assert [row[3:] for row in rows] == [["0", "0", "0 B"], ["1", "2", "300 B"]]
+    _, head, _, *rows = rows_of(frontier_table(PROFILE, [plain(), recomputing()], title="frontier"))
+    assert head == ["peak", "of plain", "time", "values recomputed"]
+    assert [row[3:] for row in rows] == [["0"], ["1"]]
+
+
+def test_a_verification_says_how_much_goes_to_the_host() -> None:
+    assert "host" not in dict(rows_of(verification_summary(example())))
+    lines = dict(rows_of(verification_summary(replace(example(), host_bytes=3 * 2**30))))
+    assert lines["host"] == "3.00 GiB of its memory, pinned, for what is offloaded"
+
+
+def test_a_profile_says_what_way_there_is_to_the_host() -> None:
+    assert "host" not in dict(rows_of(profile_summary(PROFILE)))
+    linked = replace(PROFILE, link=Link(54.2e9, 51.77e9, 1e-5, 3 * 2**40))
+    lines = dict(rows_of(profile_summary(linked)))
+    assert lines["host"] == "54.2 GB/s to its memory and 51.8 back, 3.00 TiB free"
