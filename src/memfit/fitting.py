@@ -16,7 +16,7 @@ from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitEr
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Verification
-from memfit.planning.budgets import BudgetLike, checked_budget
+from memfit.planning.budgets import BudgetLike, HostBudgetLike, checked_budget, checked_host_budget
 from memfit.planning.planner import plan as plan_step
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.apply import Applied
@@ -47,27 +47,30 @@ def fit(
     loss: Loss | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     progress: Progress | None = None,
+    host_budget: HostBudgetLike = 0,
 ) -> Fitted:
     """Make the training steps of ``model`` stay within ``budget`` bytes from now on, as fast as that can be.
 
     ``batch``, ``loss`` and ``optimizer`` are as for `profile`, ``budget`` is as for `plan`: the whole peak of the step.
+    So is ``host_budget``, the host's memory that values may be offloaded to; on a CPU there is nowhere to offload to.
     The plan is tried before it is put on the model, and one that breaks the budget or changes gradients never is. The
     result has the ``profile``, the ``plan`` and the ``verification``; its ``remove()`` ends it. A terminal shows a
     progress bar; ``progress`` takes its place.
     """
     _refuse_unfit(model)
     checked_budget(budget)
+    checked_host_budget(host_budget)
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
         shown.stage("profiling the plain step")
         profile = _profiled(model, batch, loss, optimizer)
         shown.stage("planning")
-        plan = plan_step(profile, budget=budget)
+        plan = plan_step(profile, budget=budget, host_budget=host_budget)
         verification = verify(model, plan, batch, loss=loss, optimizer=optimizer, progress=shown)
         for _ in range(1, _MOST_PLANS):
             if verification.within_budget:
                 break
             shown.stage("planning again")
-            plan = _plan_with_more_room(profile, plan, verification)
+            plan = _plan_with_more_room(profile, plan, verification, host_budget)
             verification = verify(model, plan, batch, loss=loss, optimizer=optimizer, progress=shown)
     _refuse_broken(verification)
     _warn_of_surprises(profile, plan, verification)
@@ -85,12 +88,14 @@ def _profiled(model: nn.Module, batch: Any, loss: Loss | None, optimizer: torch.
     return profile_step(model, batch, loss=loss, optimizer=optimizer, mode="fake")
 
 
-def _plan_with_more_room(profile: ModelProfile, plan: Plan, verification: Verification) -> Plan:
+def _plan_with_more_room(
+    profile: ModelProfile, plan: Plan, verification: Verification, host_budget: HostBudgetLike
+) -> Plan:
     """Return a plan whose predicted peak leaves room for how far the last one was missed."""
     assert plan.budget_bytes is not None
     miss_bytes = verification.peak_bytes - plan.predicted_peak_bytes
     try:
-        tighter = plan_step(profile, budget=max(0, plan.budget_bytes - miss_bytes))
+        tighter = plan_step(profile, budget=max(0, plan.budget_bytes - miss_bytes), host_budget=host_budget)
     except InfeasibleBudgetError as error:
         minimum_bytes = error.minimum_bytes + miss_bytes
         raise InfeasibleBudgetError(

@@ -46,6 +46,8 @@ def test_profile_as_json_has_what_the_file_has(profile_file: Path, tmp_path: Pat
     assert code == 0
     assert document["peak_bytes"] == measured.peak_bytes == ModelProfile.load(profile_file).peak_bytes
     assert document["num_ops"] == len(measured.ops)
+    # A CPU is its own host.
+    assert document["link"] is measured.link is None
     assert [block["path"] for block in document["blocks"]] == ["blocks.0", "blocks.1", "blocks.2"]
 
 

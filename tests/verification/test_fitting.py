@@ -104,6 +104,41 @@ def test_a_peak_over_the_budget_is_planned_again_with_room_for_the_miss() -> Non
     fitted.remove()
 
 
+def test_every_plan_may_use_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Hoards()
+    plain_peak_bytes, minimum_bytes = peaks_of(model)
+    model.extra_bytes = (plain_peak_bytes - minimum_bytes) // 4
+    asked: list[tuple[int, object]] = []
+
+    def noting(profile: memfit.ModelProfile, *, budget: int, host_budget: object) -> memfit.Plan:
+        asked.append((budget, host_budget))
+        return memfit.plan(profile, budget=budget)
+
+    monkeypatch.setattr("memfit.fitting.plan_step", noting)
+    with pytest.warns(UserWarning, match="above the predicted"):
+        fit(model, batch(), budget=plain_peak_bytes - 1, host_budget="64GiB").remove()
+    assert len(asked) == 2
+    assert asked[1][0] < asked[0][0] == plain_peak_bytes - 1
+    assert [host_budget for _, host_budget in asked] == ["64GiB", "64GiB"]
+
+
+@pytest.mark.parametrize(
+    ("host_budget", "told"), [(0.5, r"got 0\.5 \(float\)"), (-1, "negative"), ("much", "not a size")]
+)
+def test_a_wrong_host_budget_is_told_before_anything_runs(host_budget: object, told: str) -> None:
+    stages = Stages()
+    with pytest.raises(memfit.InvalidParameterError, match=told):
+        fit(Chain(), batch(), budget="1GiB", host_budget=host_budget, progress=stages)  # type: ignore[arg-type]
+    assert stages.names == []
+
+
+def test_a_cpu_has_nowhere_to_offload_to() -> None:
+    model = Chain()
+    with pytest.raises(memfit.InvalidParameterError, match="a CPU's memory is the host's"):
+        fit(model, batch(), budget="1GiB", host_budget="auto")
+    assert not model.is_planned()
+
+
 def test_a_miss_that_leaves_no_room_is_infeasible_and_nothing_is_applied() -> None:
     model = Hoards()
     plain_peak_bytes, minimum_bytes = peaks_of(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,6 +46,13 @@ def test_times_are_medians_between_their_quartiles_and_the_overhead_is_their_rat
     assert verification.overhead_quartiles is not None
     assert verification.overhead_quartiles.low <= verification.overhead_quartiles.high
     assert 5 <= verification.num_rounds <= 25
+
+
+def test_what_the_plan_takes_of_the_host_is_told() -> None:
+    model, batch = Chain(), torch.randn(4, 8)
+    plan = planned(model, batch)
+    assert verify(model, plan, batch).host_bytes == 0
+    assert verify(model, replace(plan, host_bytes=77), batch).host_bytes == 77
 
 
 def test_everything_is_as_it_was_afterwards() -> None:

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from memfit.cli.options import Arguments, AsJson, PageFile, TargetText, parse_budget
+from memfit.cli.options import (
+    Arguments,
+    AsJson,
+    HostBudgetText,
+    PageFile,
+    TargetText,
+    parse_budget,
+    parse_host_budget,
+)
 from memfit.cli.output import check_outputs, console, print_json, prints_aside
 
 
@@ -20,6 +28,7 @@ def fit(
             show_default=False,
         ),
     ],
+    host_budget: HostBudgetText = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Save the plan to this file.", show_default=False)
     ] = None,
@@ -34,16 +43,16 @@ def fit(
     from memfit.cli.stages import fitted, frontier_of, target_to_run
     from memfit.graph.verification_file import verification_document
 
-    wanted = parse_budget(budget)
+    wanted, wanted_on_host = parse_budget(budget), parse_host_budget(host_budget)
     check_outputs(output, html)
     with prints_aside(as_json):
-        result = fitted(target_to_run(target, arg), wanted)
+        result = fitted(target_to_run(target, arg), wanted, wanted_on_host)
     if output is not None:
         result.plan.save(output)
     if html is not None:
         from memfit.cli.pages import NUM_POINTS, report_data, write_report_page
 
-        points = frontier_of(result.profile, NUM_POINTS)
+        points = frontier_of(result.profile, NUM_POINTS, wanted_on_host)
         verifications = (result.verification,)
         data = report_data(result.profile, points, title=target, plan=result.plan, verifications=verifications)
         write_report_page(html, data)
@@ -55,6 +64,7 @@ def fit(
                 "predicted_overhead": result.plan.predicted_overhead,
                 "optimality_gap": result.plan.optimality_gap,
                 "recompute_flops": result.plan.recompute_flops,
+                "host_bytes": result.plan.host_bytes,
                 "verification": verification_document(result.verification),
             }
         )
@@ -67,7 +77,8 @@ def fit(
     screen.print(f"{target}: measured", style="bold", markup=False, soft_wrap=True)
     screen.print(verification_summary(result.verification))
     if output is None and html is None:
-        screen.print(f'In Python: memfit.fit(model, batch, budget="{budget}")', markup=False, soft_wrap=True)
+        budgets = f'budget="{budget}"' + (f', host_budget="{host_budget}"' if host_budget is not None else "")
+        screen.print(f"In Python: memfit.fit(model, batch, {budgets})", markup=False, soft_wrap=True)
     for written in (output, html):
         if written is not None:
             screen.print(f"Wrote {written}.", markup=False, soft_wrap=True)

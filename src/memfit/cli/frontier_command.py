@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from memfit.cli.options import AsJson, PageFile, ProfileFile
+from memfit.cli.options import AsJson, HostBudgetText, PageFile, ProfileFile, parse_host_budget
 from memfit.cli.output import check_outputs, console, print_json
 
 
 def frontier(
     file: ProfileFile,
     points: Annotated[int, typer.Option(help="How many plans to show at most.", min=1)] = 16,
+    host_budget: HostBudgetText = None,
     html: PageFile = None,
     plot: Annotated[
         Path | None,
@@ -29,11 +30,12 @@ def frontier(
     from memfit.cli.stages import frontier_of
     from memfit.graph.model_profile import ModelProfile
 
+    on_host = parse_host_budget(host_budget)
     measured = ModelProfile.load(file)
     check_outputs(html, plot)
-    found = frontier_of(measured, points)
+    found = frontier_of(measured, points, on_host)
     if html is not None or plot is not None:
-        data = report_data(measured, frontier_of(measured, max(points, NUM_POINTS)), title=file.name)
+        data = report_data(measured, frontier_of(measured, max(points, NUM_POINTS), on_host), title=file.name)
     if plot is not None:
         from memfit.report.plot import write_plot
 
@@ -50,6 +52,7 @@ def frontier(
                         "overhead": point.overhead,
                         "recompute_flops": point.plan.recompute_flops,
                         "optimality_gap": point.plan.optimality_gap,
+                        "host_bytes": point.plan.host_bytes,
                     }
                     for point in found
                 ],

@@ -30,6 +30,15 @@ BudgetText: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+HostBudgetText: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--host-budget",
+        help='Offload values, too, to so much of the host\'s memory: "64GiB", or "auto" for half of what was free. '
+        "Needs a GPU.",
+        show_default=False,
+    ),
+]
 StrategyText: TypeAlias = Annotated[
     str | None,
     typer.Option(help=f"What to recompute: {', '.join(WRITTEN_STRATEGIES)}.", show_default=False),
@@ -56,6 +65,18 @@ def is_json_wanted(context: Any) -> bool:
 
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for machines.", callback=_note_json)]
+
+
+def parse_host_budget(text: str | None) -> int | str:
+    """Return the budget of host memory as `memfit.plan` takes it: 0 where none is given; a bare number is bytes."""
+    if text is None:
+        return 0
+    if text.strip().lower() == "auto":
+        return "auto"
+    if text.isdecimal():
+        return int(text)
+    parse_bytes(text)
+    return text
 
 
 def parse_budget(text: str) -> int | float | str:

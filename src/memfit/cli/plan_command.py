@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from memfit.cli.options import AsJson, BudgetText, StrategyText, parse_budget
+from memfit.cli.options import AsJson, BudgetText, HostBudgetText, StrategyText, parse_budget, parse_host_budget
 from memfit.cli.output import check_outputs, console, print_json
 from memfit.cli.strategy_text import parse_strategy
 from memfit.errors import InvalidParameterError, PlanFileError
@@ -27,16 +27,19 @@ _Selectors = list[str] | None
 
 
 class _Wish(NamedTuple):
-    """What was asked for, as it was written: a strategy or a budget, and selectors that overrule it."""
+    """What was asked for, as it was written: a strategy or budgets, and selectors that overrule it."""
 
     strategy: str | None
     budget: str | None
+    host_budget: str | None
     force_save: list[str]
     force_recompute: list[str]
 
     @property
     def label(self) -> str:
-        return self.strategy if self.strategy is not None else f"budget {self.budget}"
+        if self.strategy is not None:
+            return self.strategy
+        return f"budget {self.budget}" + (f", {self.host_budget} on the host" if self.host_budget is not None else "")
 
 
 def plan(
@@ -45,6 +48,7 @@ def plan(
     ],
     strategy: StrategyText = None,
     budget: BudgetText = None,
+    host_budget: HostBudgetText = None,
     force_save: Annotated[
         _Selectors, typer.Option(metavar="SELECTOR", help="Save these values, whatever is planned; repeatable.")
     ] = None,
@@ -64,7 +68,11 @@ def plan(
     if (strategy is None) == (budget is None):
         given = "neither" if strategy is None else "both"
         raise InvalidParameterError(f"give exactly one of --strategy and --budget; got {given}")
-    wish = _Wish(strategy, budget, force_save or [], force_recompute or [])
+    if strategy is not None and host_budget is not None:
+        raise InvalidParameterError(
+            f"--host-budget goes with --budget; --strategy {strategy} recomputes whole blocks and offloads nothing"
+        )
+    wish = _Wish(strategy, budget, host_budget, force_save or [], force_recompute or [])
     document = read_document(file)
     check_outputs(output)
     _planner_of(document, file)(document, file, wish, output, as_json)
@@ -82,6 +90,8 @@ def _planner_of(document: dict[str, Any], file: Path) -> Any:
 def _plan_layers(document: dict[str, Any], file: Path, wish: _Wish, output: Path | None, as_json: bool) -> None:
     if wish.force_save or wish.force_recompute:
         raise InvalidParameterError(f"selectors name values, and {file} has layers only; they need a profile")
+    if wish.host_budget is not None:
+        raise InvalidParameterError(f"--host-budget offloads values, and {file} has layers only; it needs a profile")
     if wish.strategy is not None:
         strategy = parse_strategy(wish.strategy)
     else:
@@ -118,6 +128,7 @@ def _plan_profile(document: dict[str, Any], file: Path, wish: _Wish, output: Pat
             strategy=None if wish.strategy is None else parse_strategy(wish.strategy),
             force_save=wish.force_save,
             force_recompute=wish.force_recompute,
+            host_budget=parse_host_budget(wish.host_budget),
         )
     if output is not None:
         value_plan.save(output)

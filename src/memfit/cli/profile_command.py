@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -44,6 +45,7 @@ def profile(
                 "free_bytes": measured.free_bytes,
                 "fingerprint": measured.fingerprint,
                 "measured_with": measured.measured_with,
+                "link": None if measured.link is None else asdict(measured.link),
                 "num_ops": len(measured.ops),
                 "num_values": len(measured.values),
                 "blocks": [

@@ -47,8 +47,10 @@ def report(
         if fingerprint != profile.fingerprint:
             raise InvalidParameterError(f"{file} is about another model than {profile_file}; leave one of them out")
     check_outputs(html)
-    points = frontier_of(profile, NUM_POINTS)
     plan = next(iter(plans.values()), None)
+    # The line on which the plan lies: what else could be had with as much of the host's memory.
+    host_bytes = plan.host_bytes if plan is not None and profile.link is not None else 0
+    points = frontier_of(profile, NUM_POINTS, host_bytes)
     data = report_data(profile, points, title=profile_file.name, plan=plan, verifications=tuple(verifications.values()))
     write_report_page(html, data)
     if as_json:

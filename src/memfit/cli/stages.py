@@ -41,13 +41,13 @@ def profiled(target: Target, *, fake: bool) -> ModelProfile:
         return profile(target.model, target.batch, loss=target.loss, optimizer=target.optimizer, mode=mode)
 
 
-def frontier_of(profile: ModelProfile, num_points: int) -> tuple[FrontierPoint, ...]:
+def frontier_of(profile: ModelProfile, num_points: int, host_budget: int | str = 0) -> tuple[FrontierPoint, ...]:
     """Return the plans from the fastest to the smallest, at most ``num_points`` of them."""
     from memfit.planning.planner import frontier
 
     with progress_on_terminal() as progress:
         progress.stage("planning")
-        return frontier(profile, points=num_points)
+        return frontier(profile, points=num_points, host_budget=host_budget)
 
 
 def verified(target: Target, plan: Plan) -> Verification:
@@ -58,9 +58,16 @@ def verified(target: Target, plan: Plan) -> Verification:
         return verify(target.model, plan, target.batch, loss=target.loss, optimizer=target.optimizer, progress=progress)
 
 
-def fitted(target: Target, budget: int | float | str) -> Fitted:
-    """Return the TARGET's model fitted into ``budget``."""
+def fitted(target: Target, budget: int | float | str, host_budget: int | str) -> Fitted:
+    """Return the TARGET's model fitted into ``budget``, with so much of the host's memory."""
     from memfit.fitting import fit
 
     with users_own_errors(_WHILE_RUNNING):
-        return fit(target.model, target.batch, budget=budget, loss=target.loss, optimizer=target.optimizer)
+        return fit(
+            target.model,
+            target.batch,
+            budget=budget,
+            loss=target.loss,
+            optimizer=target.optimizer,
+            host_budget=host_budget,
+        )
