@@ -52,6 +52,8 @@ class DroppedValue:
         self.value = value
         self.buffer: Buffer | None = None
         self.num_uses = 0
+        # Of an offloaded value: where it comes back to, before anybody reads it.
+        self.arriving: Buffer | None = None
 
 
 class DroppedUse:
@@ -69,9 +71,14 @@ class Recipe:
 
 
 class ReferenceEngine:
-    def __init__(self, profile: ModelProfile, recomputed: set[int]) -> None:
+    def __init__(
+        self, profile: ModelProfile, recomputed: set[int], offloaded: frozenset[int] = frozenset(), window: int = 0
+    ) -> None:
         self.profile = profile
         self.recomputed = recomputed
+        self.offloaded, self.window = offloaded, window
+        self.leaving: list[tuple[int, Buffer | None]] = []
+        self.sent: list[weakref.ref[DroppedValue]] = []
         outside = {value.storage: value.num_bytes for value in profile.values if value.op_index is None}
         self.ledger = Ledger(sum(outside.values()))
         self.program: dict[int, Storage] = {storage: Storage(None) for storage in outside}
@@ -101,6 +108,7 @@ class ReferenceEngine:
             if index == last_in_model:
                 for storage in self.program.values():
                     storage.dropped = None
+                self._let_go_beyond(-1)
             self.saves = [held for held in self.saves if held[0].released_after > index]
 
     def _run_op(self, index: int) -> None:
@@ -125,11 +133,40 @@ class ReferenceEngine:
                 assert recipe is not None
                 storage.dropped = DroppedValue(recipe, value)
                 recipe.outputs.append(weakref.ref(storage.dropped))
+            if value in self.offloaded:
+                storage.dropped = self._send(index, value, storage)
             for save in values[value].saves:
                 # The engine listens inside the model only: what the loss saves is kept by autograd.
                 is_heard = save.op_index is None or self.profile.ops[save.op_index].module is not None
                 handle = DroppedUse(storage.dropped) if storage.dropped and is_heard else HeldTensor(storage)
                 self.saves.append((save, value, handle))
+
+    def _send(self, index: int, value: int, storage: Storage) -> DroppedValue:
+        fetch = Recipe(index, [], None)
+        dropped = DroppedValue(fetch, value)
+        fetch.outputs.append(weakref.ref(dropped))
+        self.sent.append(weakref.ref(dropped))
+        self.leaving.append((self.profile.values[value].num_bytes, storage.buffer))
+        self._let_go_beyond(self.window)
+        return dropped
+
+    def _let_go_beyond(self, num_bytes: int) -> None:
+        while self.leaving and sum(size for size, _ in self.leaving) > num_bytes:
+            self.leaving.pop(0)
+
+    def _fetch_ahead(self) -> None:
+        alive = [dropped for reference in self.sent if (dropped := reference()) is not None]
+        ahead = sum(self._size(dropped) for dropped in alive if dropped.arriving is not None)
+        for dropped in reversed(alive):
+            if dropped.arriving is None and dropped.buffer is None:
+                ahead += self._size(dropped)
+                if ahead > self.window:
+                    break
+                dropped.arriving = Buffer(self.ledger, self._size(dropped))
+        self.ledger.note()
+
+    def _size(self, dropped: DroppedValue) -> int:
+        return self.profile.values[dropped.value].num_bytes
 
     def _copy_held(self, value: int) -> None:
         storage = self.program[self.profile.values[value].storage]
@@ -151,6 +188,7 @@ class ReferenceEngine:
 
     def _replay(self, dropped: DroppedValue) -> None:
         assert dropped.recipe is not None
+        self._fetch_ahead()
         needed = {dropped.recipe.op_index: dropped.recipe}
         stack = [dropped.recipe]
         while stack:
@@ -171,6 +209,12 @@ class ReferenceEngine:
 
     def _run_recipe(self, recipe: Recipe) -> None:
         op, values = self.profile.ops[recipe.op_index], self.profile.values
+        coming = recipe.outputs[0]()
+        if coming is not None and coming.value in self.offloaded:
+            coming.buffer = coming.arriving or Buffer(self.ledger, self._size(coming))
+            coming.arriving = coming.recipe = None
+            self.ledger.note()
+            return
         self.replayed.append(recipe.op_index)
         buffers: dict[int, Buffer] = {}
         for output in op.outputs:

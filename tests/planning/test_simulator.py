@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planning.drawn_profiles import drawn_profiles
 from tests.planning.reference_engine import ReferenceEngine
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.simulator import judged, simulate
+from memfit.planning.offload_rules import Offloading
+from memfit.planning.offload_search import held_by, may_be_offloaded
+from memfit.planning.simulator import judged, simulate, simulated
 from memfit.planning.step import Step
 
 
@@ -37,3 +40,24 @@ def test_simulator_agrees_with_the_engine_played_object_by_object(profile: Model
     else:
         # Nothing that the step makes is as large as what was there before it.
         assert simulation.peak_bytes == Step(profile).resident_bytes
+
+
+@settings(max_examples=300, deadline=None)
+@given(drawn_profiles(), st.data())
+def test_it_agrees_where_values_are_offloaded_too(profile: ModelProfile, data: st.DataObject) -> None:
+    step = Step(profile)
+    percent = data.draw(st.sampled_from((0, 30, 70)))
+    recomputed = step.recomputed_of({value for value in step.plannable if data.draw(st.integers(1, 100)) <= percent})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memfit.planning.offload_search.SMALLEST_OFFLOADED_BYTES", 1)
+        eligible = may_be_offloaded(step)
+    held = held_by(step, frozenset(recomputed), eligible)
+    offloading = Offloading(
+        frozenset(value for value in held if data.draw(st.booleans())), window_bytes=data.draw(st.integers(0, 60))
+    )
+    reference = ReferenceEngine(profile, recomputed, *offloading)
+    reference.run()
+    simulation = simulated(step, recomputed, offloading)
+    assert list(simulation.timeline_bytes) == reference.timeline
+    assert simulation.peak_bytes == reference.ledger.peak_bytes
+    assert list(simulation.replayed_ops) == reference.replayed
