@@ -67,7 +67,8 @@ def most_offloaded_bytes(step: Step, added_seconds: float, host_budget_bytes: in
     """
     link = step.profile.link
     assert link is not None
-    carried = int(link.out_bytes_per_second * (step.profile.step_seconds + added_seconds))
+    step_seconds = max(step.profile.step_seconds, sum(step.op_seconds))
+    carried = int(link.out_bytes_per_second * (step_seconds + added_seconds))
     values = may_be_offloaded(step)
     margins = sum(step.value_bytes[value] - step.profile.values[value].num_bytes for value in values)
     return min(carried, host_budget_bytes, sum(step.profile.values[value].num_bytes for value in values)) + margins

@@ -1,0 +1,110 @@
+"""Waiting for the link, against a clock that ticks through every event."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memfit.graph.model_profile import Link
+from memfit.planning.link_time import Arrival, Departure, waiting_seconds
+from memfit.planning.offload_rules import numbers_let_go, numbers_started
+
+# A byte a second out, two back, and a second for each copy.
+LINK = Link(out_bytes_per_second=1.0, back_bytes_per_second=2.0, seconds_per_copy=1.0, host_free_bytes=0)
+
+
+def test_what_leaves_while_the_device_computes_costs_nothing() -> None:
+    departures = [Departure(0.0, 4, []), Departure(6.0, 4, [0])]
+    arrivals = [Arrival(20.0, [1]), Arrival(24.0, [0], [1]), Arrival(28.0, [], [0])]
+    assert waiting_seconds(LINK, departures, 12.0, arrivals) == 0.0
+
+
+def test_memory_that_is_still_being_copied_is_waited_for() -> None:
+    # The first copy ends at 5, and is let go of at 2.
+    assert waiting_seconds(LINK, [Departure(0.0, 4, []), Departure(2.0, 1, [0])], 100.0, []) == 3.0
+    # At the end of the forward pass, at 3, it waits until 7 for both.
+    assert waiting_seconds(LINK, [Departure(0.0, 4, []), Departure(2.0, 1, [])], 3.0, []) == 4.0
+
+
+def test_what_is_read_before_it_is_back_is_waited_for() -> None:
+    departures = [Departure(0.0, 4, []), Departure(1.0, 4, [])]
+    # Both leave by 10. The later one is started when it is read at 20, which takes until 23; the other then, until 26,
+    # of which the device computes for two seconds.
+    arrivals = [Arrival(20.0, [1], [1]), Arrival(20.0, [0]), Arrival(22.0, [], [0])]
+    assert waiting_seconds(LINK, departures, 15.0, arrivals) == 3.0 + 1.0
+
+
+@pytest.mark.parametrize("window_bytes", [0, 3, 4, 5, 8, 100])
+def test_what_leaves_is_let_go_of_once_and_in_order(window_bytes: int) -> None:
+    sizes = [4, 1, 7, 2, 2, 4]
+    let_go = numbers_let_go(sizes, window_bytes)
+    assert [number for numbers in let_go for number in numbers] == list(range(len(sizes)))
+    for number, _ in enumerate(sizes):
+        gone = sum(len(numbers) for numbers in let_go[: number + 1])
+        leaving = sizes[gone : number + 1]
+        assert sum(leaving) <= window_bytes
+        # No more is let go of than must be.
+        assert not let_go[number] or sum(leaving) + sizes[gone - 1] > window_bytes
+
+
+@given(st.lists(st.integers(1, 9), max_size=8), st.integers(0, 20), st.data())
+def test_every_value_is_started_once_and_no_later_than_it_is_read(
+    sizes: list[int], window_bytes: int, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(sizes))))
+    reads: list[list[int]] = [[]]
+    for number in order:
+        if data.draw(st.booleans()):
+            reads.append([])
+        reads[-1].append(number)
+    on_its_way: set[int] = set()
+    seen: list[int] = []
+    for numbers, (ahead, late) in zip(reads, numbers_started(reads, sizes, window_bytes), strict=True):
+        on_its_way |= set(ahead)
+        assert sum(sizes[number] for number in on_its_way) <= window_bytes
+        left = [number for number in range(len(sizes)) if number not in {*seen, *ahead, *late}]
+        assert not ahead or min(ahead) > max((n for n in left if n not in numbers), default=-1)
+        assert set(late) == set(numbers) - on_its_way
+        seen += [*ahead, *late]
+        on_its_way -= set(numbers)
+    assert sorted(seen) == list(range(len(sizes)))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=6),
+    st.integers(0, 20),
+    st.lists(st.integers(0, 6), min_size=6, max_size=6),
+)
+def test_waiting_is_what_two_streams_and_two_copy_engines_take(
+    made: list[tuple[int, int]], window_bytes: int, gaps: list[int]
+) -> None:
+    sizes = [num_bytes for _, num_bytes in made]
+    let_go = numbers_let_go(sizes, window_bytes)
+    # All is read back in the opposite order, each by a read of its own.
+    order = list(reversed(range(len(sizes))))
+    started = numbers_started([[number] for number in order], sizes, window_bytes)
+    computing, waited = Fraction(0), Fraction(0)
+    departures, ended, free = [], [], Fraction(0)
+    for (gap, num_bytes), numbers in zip(made, let_go, strict=False):
+        computing += gap
+        departures.append(Departure(float(computing), num_bytes, numbers))
+        free = max(free, computing + waited) + 1 + num_bytes
+        ended.append(free)
+        for number in numbers:
+            waited += max(ended[number] - computing - waited, 0)
+    computing += 1
+    forward_seconds = float(computing)
+    for number in let_go[-1]:
+        waited += max(ended[number] - computing - waited, 0)
+    arrivals, back, free = [], {}, Fraction(0)
+    for number, gap, (ahead, late) in zip(order, gaps, started, strict=False):
+        computing += gap
+        for starting in (*ahead, *late):
+            free = max(free, computing + waited) + 1 + Fraction(sizes[starting], 2)
+            back[starting] = free
+        waited += max(back[number] - computing - waited, 0)
+        arrivals += [Arrival(float(computing), ahead), Arrival(float(computing), late, [number])]
+    assert waiting_seconds(LINK, departures, forward_seconds, arrivals) == float(waited)
