@@ -59,6 +59,13 @@ def test_the_tightest_of_the_groups_around_a_process_counts(host: Path) -> None:
     assert free_host_bytes(host) == 20 * MIB
 
 
+@pytest.mark.parametrize("file", ["proc/self/cgroup", "sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.stat"])
+def test_what_cannot_be_read_is_passed_over(host: Path, file: str) -> None:
+    put_group(host / "sys/fs/cgroup", "max", 0)
+    put(host / file, "inactive_file\nunheard of\n")
+    assert free_host_bytes(host) == 100 * MIB
+
+
 def test_a_system_without_such_files_tells_what_nothing_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 3}.__getitem__)
     assert free_host_bytes(tmp_path) == 3 * 4096

@@ -142,6 +142,18 @@ def test_what_is_offloaded_has_its_figure_its_words_and_its_counts(tab: Tab, tmp
     assert tab.problems == []
 
 
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_the_figures_have_room_beside_one_another(tab: Tab, tmp_path: Path, width: int) -> None:
+    profile = replace(gpt(num_blocks=6), link=Link(50e9, 40e9, 1e-5, 64 * 2**30))
+    path = tmp_path / "page.html"
+    write_page(path, ReportData(profile, frontier(profile, points=4, host_budget="auto")))
+    tab.open(f"{path.as_uri()}#point=1", width=width)
+    figures = "[...document.querySelectorAll('.figures dd')]"
+    assert tab.evaluate(f"{figures}.every(figure => figure.textContent.length >= 4)")
+    assert tab.evaluate(f"{figures}.every(figure => figure.scrollWidth <= figure.clientWidth)")
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+
+
 def test_where_no_plan_offloads_there_is_no_figure_for_it(tab: Tab, address: str) -> None:
     tab.open(address)
     assert tab.evaluate("document.getElementById('recomputed').offsetParent !== null")

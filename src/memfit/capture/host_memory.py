@@ -34,7 +34,7 @@ def _rooms_of_cgroups(root: Path) -> list[int]:
     """Return what is left in each of the control groups (v2) that this process is in, of those that have a limit."""
     top = root / "sys/fs/cgroup"
     inner = top
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             number, _, place = line.split(":", 2)
             # Groups of the first version have numbers from 1, and other files.
