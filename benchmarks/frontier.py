@@ -10,7 +10,8 @@ events, peaks are the allocator's, ratios are to the plain step of the run. A wa
 Each model's results are written to DIR/MODEL.json as soon as they are there. With --compiled, torch.compile per block
 is measured instead, beside the plain step, into DIR/MODEL-compiled.json. With --strategies, the peers are memfit's own
 layer strategies, into DIR/MODEL-strategies.json; with --captured, steps are captured into CUDA graphs, into
-DIR/MODEL-captured.json. With --small, the models are tiny and run on the CPU in a minute: to try the script, not to
+DIR/MODEL-captured.json. With --offloading, plans may use the host's memory, and torch's save_on_cpu takes part, into
+DIR/MODEL-offloading.json. With --small, the models are tiny and run on the CPU in a minute: to try the script, not to
 learn from the numbers.
 """
 
@@ -45,8 +46,8 @@ from memfit.units import format_bytes
 _Result = TypeVar("_Result")
 _VERSIONS_OF = ("torch", "transformers", "timm", "torchvision", "numpy", "scipy", "memfit")
 # What may be measured instead of torch's eager ways. Of some, the results are those of a whole race.
-_GROUPS = ("compiled", "captured", "strategies")
-_GROUPS_WITH_PLANS = ("captured", "strategies")
+_GROUPS = ("compiled", "captured", "strategies", "offloading")
+_GROUPS_WITH_PLANS = ("captured", "strategies", "offloading")
 # Below so many rounds, quartiles mean nothing.
 _FEWEST_ROUNDS = 3
 # Plain steps compared with a plain step, to know how far the kernels' own sums stray: about as many as there are plans,
@@ -79,7 +80,8 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
                 OFFLOADING, lambda: offloaded(race.device), slow_limit_seconds=options.slow_limit_seconds
             )
     clock.lap("peaks of peers")
-    planned = _Plans(profile)
+    # On the CPU, where the script is only tried, there is nowhere to offload to.
+    planned = _Plans(profile, "auto" if options.offloading and profile.link is not None else 0)
     for peer, peak_bytes in peaks.items():
         if peak_bytes is not None:
             planned.add(f"memfit at the peak of ({peer})", peak_bytes)
@@ -110,6 +112,7 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
         "profiled_peak_bytes": profile.peak_bytes,
         "profiled_step_seconds": profile.step_seconds,
         "host": None if profile.host is None else asdict(profile.host),
+        "link": None if profile.link is None else asdict(profile.link),
         "gradient_noise": race.gradient_noise,
         "num_rounds": num_rounds,
         "seconds": clock.laps,
@@ -119,8 +122,9 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
 class _Plans:
     """memfit's plans by label, with the seconds each took, and what could not be planned and why."""
 
-    def __init__(self, profile: memfit.ModelProfile) -> None:
+    def __init__(self, profile: memfit.ModelProfile, host_budget: int | str) -> None:
         self._profile = profile
+        self._host_budget = host_budget
         self.plans: dict[str, memfit.Plan] = {}
         self.infeasible: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
@@ -129,14 +133,18 @@ class _Plans:
     def add(self, label: str, budget_bytes: int) -> None:
         """Plan for a budget, or note why there is no plan."""
         try:
-            self.plans[label], self.seconds[label] = timed(lambda: memfit.plan(self._profile, budget=budget_bytes))
+            self.plans[label], self.seconds[label] = timed(
+                lambda: memfit.plan(self._profile, budget=budget_bytes, host_budget=self._host_budget)
+            )
         except memfit.MemfitError as error:
             self.infeasible[label] = str(error)
             print(f"{label}: {error}", flush=True)
 
     def add_evenly_spread(self, num_budgets: int) -> None:
         """Plan for budgets from the peak of the plain step to the smallest that can be met."""
-        ends, self.seconds["frontier"] = timed(lambda: memfit.frontier(self._profile, points=2))
+        ends, self.seconds["frontier"] = timed(
+            lambda: memfit.frontier(self._profile, points=2, host_budget=self._host_budget)
+        )
         largest_bytes, self.smallest_bytes = ends[0].peak_bytes, ends[-1].peak_bytes
         span = largest_bytes - self.smallest_bytes
         for number in range(num_budgets):
@@ -149,7 +157,7 @@ def enter_plans(race: Race, model: torch.nn.Module, plans: Mapping[str, memfit.P
     """Enter each plan once, under its first label; one that saves everything is the plain step."""
     first_label: dict[tuple[Any, ...], str] = {(frozenset(), (), ()): "plain"}
     for label, plan in plans.items():
-        dropped = frozenset(value for value, decision in plan.decisions.items() if decision is not memfit.Decision.SAVE)
+        dropped = frozenset(entry for entry in plan.decisions.items() if entry[1] is not memfit.Decision.SAVE)
         what_it_does = (dropped, plan.regions, plan.watched)
         if what_it_does in first_label:
             race.enter_as(label, first_label[what_it_does])
@@ -195,6 +203,8 @@ def plan_data(plan: memfit.Plan, label: str, rows: list[Row]) -> dict[str, Any]:
         "predicted_overhead": plan.predicted_overhead,
         "optimality_gap": plan.optimality_gap,
         "num_regions": len(plan.regions),
+        "host_bytes": plan.host_bytes,
+        "window_bytes": plan.window_bytes,
         "measured_peak_bytes": measured.peak_bytes,
         "measured_overhead": None if measured.ratio is None else measured.ratio - 1,
     }
@@ -295,6 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile per block instead")
     parser.add_argument("--captured", action="store_true", help="measure steps captured into CUDA graphs instead")
     parser.add_argument("--strategies", action="store_true", help="measure memfit's layer strategies as the peers")
+    parser.add_argument("--offloading", action="store_true", help="let plans use the host's memory, too")
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU, to try the script")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="timed steps of each way in a round")

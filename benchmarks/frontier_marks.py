@@ -12,7 +12,9 @@
    memfit's smallest plan. Nothing is interpolated: the first plan at or below the middle counts.
 6. *strategies*: at the memory of each of memfit's own layer strategies, where those were run, a plan for that budget is
    at least as fast as the strategy.
-7. *gradients*: equal to the plain step's, or no farther from them than plain steps are from each other. Both are the
+7. *offloading*: where plans may use the host's memory, they are at least as fast as each eager peer at its memory,
+   torch's save_on_cpu among them, none is above its budget, and predicted peaks are within 2 % of the measured.
+8. *gradients*: equal to the plain step's, or no farther from them than plain steps are from each other. Both are the
    largest of a few draws, so that a narrow miss can be chance; a wide one cannot.
 
 Beside them, without a mark: the smallest feasible budget and full checkpointing's peak, seconds of planning, and what
@@ -94,6 +96,7 @@ def marks_of(model: ModelResult) -> list[Mark]:
         _time(model),
         half_of_memory(model),
         _strategies(model),
+        _offloading(model),
         _gradients(model),
     ]
 
@@ -111,6 +114,13 @@ def _strategies(model: ModelResult) -> Mark:
     if model.strategies is None:
         return Mark("strategies", None, "not run")
     return replace(_speed(model.strategies), name="strategies")
+
+
+def _offloading(model: ModelResult) -> Mark:
+    if model.offloading is None:
+        return Mark("offloading", None, "not run")
+    speed, peak = _speed(model.offloading), _peak(model.offloading)
+    return Mark("offloading", bool(speed.is_met and peak.is_met), f"{speed.words}; {peak.words}")
 
 
 def _selective(model: ModelResult) -> Mark:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from frontier_results import GIB, PLAIN_AGAIN, ModelResult, load
+from frontier_results import OFFLOADING as SAVE_ON_CPU
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -23,6 +24,7 @@ from matplotlib.transforms import Bbox
 from rows import Row
 
 _MEMFIT, _PEER, _COMPILED, _PLAIN, _GRID = "#0072B2", "#D55E00", "#009E73", "#000000", "#e1e5ea"
+_OFFLOADING = "#CC79A7"
 _SHORT = {
     "torch: checkpoint every block": "every block",
     "torch: checkpoint every 2nd block": "every 2nd",
@@ -55,9 +57,14 @@ def draw(model: ModelResult) -> Figure:
     at_peaks = [row for row in model.memfit_rows() if row.way not in {mine.same_as or mine.way for mine in own}]
     peers = [row for row in model.peers() if row.is_measured]
     compiled = {way: row for way, row in model.compiled.items() if row.is_measured and way.startswith("torch.compile")}
+    host = [] if model.offloading is None else [row for row in model.offloading.memfit_rows() if not row.same_as]
+    if model.offloading is not None:
+        # Only there is torch's own offloading among the peers.
+        peers += [row for row in model.offloading.peers() if row.way == SAVE_ON_CPU and row.is_measured]
     top = _upper_edge([plain, *own, *at_peaks], [*peers, *compiled.values()])
     line = [plain, *own]
     axes.plot([_gib(row) for row in line], [row.ratio for row in line], color=_MEMFIT, linewidth=1.8, zorder=2)
+    _points(axes, host, top, color=_OFFLOADING, marker="^", label="memfit with the host's memory")
     _points(axes, own, top, color=_MEMFIT, marker="o", label="memfit, its own budgets")
     _points(axes, at_peaks, top, color=_MEMFIT, marker="o", filled=False, label="memfit at the peaks of peers")
     _points(axes, peers, top, color=_PEER, marker="s", label="eager peers")
@@ -79,7 +86,7 @@ def draw(model: ModelResult) -> Figure:
     labels = {_SHORT.get(row.way, row.way): row for row in peers}
     labels |= {way.rpartition(" ")[2]: row for way, row in compiled.items()}
     canvas.draw()
-    _label(axes, canvas, labels, top, [plain, *own, *at_peaks, *peers, *compiled.values()])
+    _label(axes, canvas, labels, top, [plain, *own, *at_peaks, *host, *peers, *compiled.values()])
     return figure
 
 

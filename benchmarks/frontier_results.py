@@ -27,6 +27,7 @@ class PlanResult:
     optimality_gap: float
     measured_peak_bytes: int | None
     measured_overhead: float | None
+    host_bytes: int = 0
 
     @property
     def forced_overhead(self) -> float:
@@ -38,8 +39,8 @@ class PlanResult:
 class ModelResult:
     """All that is known of one model.
 
-    ``compiled``, ``captured`` and ``strategies`` are groups of their own, each with a plain step of its own. In the
-    last, the peers are memfit's layer strategies.
+    ``compiled``, ``captured``, ``strategies`` and ``offloading`` are groups of their own, each with a plain step of its
+    own. In ``strategies`` the peers are memfit's layer strategies, in ``offloading`` plans may use the host's memory.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ModelResult:
     compiled: Mapping[str, Row]
     captured: ModelResult | None
     strategies: ModelResult | None
+    offloading: ModelResult | None
     facts: Mapping[str, Any]
 
     @property
@@ -126,13 +128,14 @@ def _model(name: str, data: Mapping[str, Any]) -> ModelResult:
         note=data.get("note"),
         rows=_rows(data["rows"]),
         plans=tuple(
-            PlanResult(label, **{key: plan[key] for key in PlanResult.__dataclass_fields__ if key != "label"})
+            PlanResult(label, **{key: plan[key] for key in PlanResult.__dataclass_fields__ if key in plan})
             for label, plan in data["plans"].items()
         ),
         infeasible=data.get("infeasible", {}),
         compiled=_rows(data.get("compiled", {}).get("rows", [])),
         captured=_model(name, data["captured"]) if "captured" in data else None,
         strategies=_model(name, data["strategies"]) if "strategies" in data else None,
+        offloading=_model(name, data["offloading"]) if "offloading" in data else None,
         facts=data,
     )
 

@@ -60,6 +60,17 @@ def _model(model: ModelResult, images: Path | None) -> str:
     lines += ["", *_peers(model), "", *_plans(model.plans)]
     if model.strategies is not None:
         lines += ["", "Beside memfit's layer strategies:", "", *_peers(model.strategies)]
+    if model.offloading is not None:
+        offloading = model.offloading
+        lines += [
+            "",
+            f"With the host's memory (plain: {offloading.plain.median_ms:.0f} ms; half of the memory: "
+            f"{half_of_memory(offloading).words}):",
+            "",
+            *_peers(offloading),
+            "",
+            *_plans(offloading.plans),
+        ]
     if model.captured is not None:
         captured = model.captured
         lines += [
@@ -94,11 +105,15 @@ def _plans(plans: Sequence[PlanResult]) -> list[str]:
         "| plan | budget GiB | predicted GiB | measured GiB | forced | predicted | measured |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
+    with_host = any(plan.host_bytes for plan in plans)
+    if with_host:
+        lines[-2:] = [f"{lines[-2]} host GiB |", f"{lines[-1]}---:|"]
     for plan in plans:
         sizes = (plan.budget_bytes, plan.predicted_peak_bytes, plan.measured_peak_bytes)
         shares = (plan.forced_overhead, plan.predicted_overhead, plan.measured_overhead)
         cells = ["" if size is None else f"{size / GIB:.2f}" for size in sizes]
         cells += ["" if share is None else f"{share:.1%}" for share in shares]
+        cells += [f"{plan.host_bytes / GIB:.2f}"] if with_host else []
         lines.append(f"| {plan.label} | {' | '.join(cells)} |")
     return [*lines, "", "</details>"]
 

@@ -11,6 +11,7 @@ import pytest
 from frontier_marks import Mark, Verdict, compared, marks_of, points_in_words, verdict_beside
 from frontier_plots import draw
 from frontier_results import GIB, ModelResult, load
+from frontier_results import OFFLOADING as SAVE_ON_CPU
 from frontier_tables import BEGIN, END, markdown, replaced
 from rows import Row
 
@@ -79,6 +80,7 @@ def mark(model: ModelResult, name: str) -> Mark:
 def test_what_meets_every_mark_is_said_to(tmp_path: Path) -> None:
     marks = {mark.name: mark.is_met for mark in marks_of(made(tmp_path))}
     assert marks.pop("strategies") is None
+    assert marks.pop("offloading") is None
     assert list(marks.values()) == [True] * 6
 
 
@@ -96,6 +98,24 @@ def test_layer_strategies_are_a_group_of_their_own(tmp_path: Path, ours: float, 
     assert mark(model, "strategies").is_met is is_met
     assert mark(model, "speed").is_met is True
     assert f"| {label} | 1.300× | 3.0 | {ours:.3f}× | 3.0 | {'faster' if is_met else 'slower'} |" in markdown([model])
+
+
+@pytest.mark.parametrize(
+    ("ours", "peak", "is_met"), [(1.30, 2.9, True), (6.0, 2.9, False), (1.30, 3.1, False)], ids=str
+)
+def test_what_may_offload_is_a_group_of_its_own(tmp_path: Path, ours: float, peak: float, is_met: bool) -> None:
+    label = f"memfit at the peak of ({SAVE_ON_CPU})"
+    measured = row(label, ours, peak)
+    rows = [row("plain", 1.0, 10.0), row("plain again", 1.0, 10.0), row(SAVE_ON_CPU, 5.0, 3.0), measured]
+    foreseen = {"predicted_overhead": 0.3, "optimality_gap": 0.1, "host_bytes": 2 * GIB}
+    planned = plan(measured, budget_bytes=4 * GIB, **foreseen)
+    group = {"rows": rows, "plans": {label: planned}, "machine": "another machine", "versions": {}}
+    model = made(tmp_path, offloading=group)
+    assert mark(model, "offloading").is_met is is_met
+    assert mark(model, "speed").is_met is True
+    page = markdown([model])
+    assert f"| {SAVE_ON_CPU} | 5.000× | 3.0 | {ours:.3f}× | {peak:.1f} | " in page
+    assert f"| {label} | 4.00 | {peak + 1:.2f} | {peak + 1:.2f} | 20.0% | 30.0% | {ours - 1:.1%} | 2.00 |" in page
 
 
 def test_captured_steps_are_a_group_of_their_own(tmp_path: Path) -> None:
