@@ -14,22 +14,12 @@ import torch
 from torch import Tensor
 
 from memfit.runtime.call_arguments import is_strided, tensors_in
-from memfit.runtime.native_tape import copies_told_to
+from memfit.runtime.native_tape import memory_told_to
 from memfit.runtime.storage_attribute import StorageAttribute
+from memfit.runtime.storage_size import storage_bytes_on as storage_bytes_on
 from memfit.runtime.torch_internals import DispatchMode
 
-# The CUDA caching allocator hands out multiples of this many bytes.
-CUDA_GRANULARITY_BYTES = 512
-
 _ledger_numbers = count()
-
-
-def storage_bytes_on(device: torch.device, tensor: Tensor) -> int:
-    """Return what the storage of ``tensor`` takes of the memory of ``device``: 0 where it lies elsewhere."""
-    if tensor.device.type != device.type or (device.index is not None and tensor.device.index != device.index):
-        return 0
-    num_bytes = tensor.untyped_storage().nbytes()
-    return -(-num_bytes // CUDA_GRANULARITY_BYTES) * CUDA_GRANULARITY_BYTES if device.type == "cuda" else num_bytes
 
 
 class StorageLedger(DispatchMode):
@@ -87,7 +77,7 @@ def peak_of(step: Callable[[], object], device: torch.device, held: Sequence[Ten
     ledger = StorageLedger(device)
     ledger.track(held)
     try:
-        with ledger, copies_told_to(lambda copy: ledger.track([copy])):
+        with ledger, memory_told_to(lambda made: ledger.track([made])):
             step()
     finally:
         ledger.forget(held)

@@ -12,6 +12,7 @@ from torch import nn
 
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.native_build import native_module
+from memfit.runtime.offloading import Offloading
 from memfit.runtime.op_rules import Treatment, rule_for
 from memfit.runtime.regions import Region
 from memfit.runtime.replay import stale_value_error
@@ -31,17 +32,20 @@ def new_tape() -> ForwardPass:
 
 
 @contextmanager
-def copies_told_to(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Tell ``listener`` of the copies that the tape in C++ makes of what is about to be written."""
+def memory_told_to(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Tell ``listener`` of tensors in the tape in C++ that a dispatch mode would see too late, or not at all.
+
+    They are the copies of what is about to be written, and what is offloaded.
+    """
     native = _configured_module()
     if native is None:
         yield
         return
-    before = native.tell_of_copies(listener)
+    before = native.tell_of_memory(listener)
     try:
         yield
     finally:
-        native.tell_of_copies(before)
+        native.tell_of_memory(before)
 
 
 def engine_name() -> str:
@@ -55,13 +59,14 @@ class NativeTape:
     def __init__(self, native: Any) -> None:
         self.report: Callable[[bool], None] | None = None
         self._native = native
-        self._pass = native.ForwardPass()
+        self._offloading = Offloading()
+        self._pass = native.ForwardPass(self._offloading)
 
     def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as part of ``region``."""
         if region.in_native_form is None:
             region.in_native_form = self._native.Region(
-                region.place, region.patterns, region.num_calls, region.records, region.watches
+                region.place, region.patterns, region.num_calls, region.window_bytes, region.records, region.watches
             )
         return self._pass.run(region.in_native_form, forward, args, kwargs)
 
@@ -69,6 +74,7 @@ class NativeTape:
         """End the pass, and forget how to replay what outlives it, such as the model's outputs: nobody will ask."""
         if is_complete and self.report is not None:
             self.report(self._pass.has_heard_what_was_planned())
+        self._offloading.end_forward()
         self._pass.close()
 
 

@@ -1,4 +1,4 @@
-"""Recipes: recorded op calls that can be run again. They know how to run, not when."""
+"""Recipes: recorded op calls that can be run again, and what is fetched instead. They know how to run, not when."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.runtime.offloading import OffloadedCopy, Offloading
 from memfit.runtime.values import DroppedUse, DroppedValue, Geometry, tensor_with
 
 
@@ -17,14 +18,24 @@ class Recipe:
     """One recorded op call: enough to run it again and fill every output that is still wanted.
 
     ``args`` and ``kwargs`` are the op's, with a `Source` in place of each tensor. ``number`` counts recipes as they are
-    recorded, which is an order in which they can be run; ``lock`` is the one of their tape.
+    recorded, which is an order in which they can be run; ``lock`` is the one of their tape, ``offloading`` what
+    left the device in the same forward pass.
     """
 
-    __slots__ = ("args", "generator", "generator_state", "kwargs", "lock", "number", "op", "outputs")
+    __slots__ = ("args", "generator", "generator_state", "kwargs", "lock", "number", "offloading", "op", "outputs")
 
-    def __init__(self, number: int, lock: threading.RLock, op: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        number: int,
+        lock: threading.RLock,
+        offloading: Offloading,
+        op: Any,
+        args: list[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
         self.number = number
         self.lock = lock
+        self.offloading = offloading
         self.op = op
         self.args = args
         self.kwargs = kwargs
@@ -108,3 +119,19 @@ class OverwriteRecipe(Recipe):
         canvas = torch.empty_strided(size, stride, dtype=dtype, device=self.device)
         self.op(canvas, *args[1:], **kwargs)
         return canvas
+
+
+class FetchRecipe(Recipe):
+    """Runs nothing: an offloaded value is fetched from the host's memory."""
+
+    __slots__ = ("copy", "geometry")
+
+    def __init__(
+        self, number: int, lock: threading.RLock, offloading: Offloading, copy: OffloadedCopy, geometry: Geometry
+    ) -> None:
+        super().__init__(number, lock, offloading, None, [], {})
+        self.copy = copy
+        self.geometry = geometry
+
+    def call(self, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+        return tensor_with(self.geometry, self.copy.fetch())

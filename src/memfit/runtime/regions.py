@@ -1,9 +1,10 @@
-"""Regions: the modules inside which the tape listens, and what it is to drop in each."""
+"""Regions: the modules inside which the tape listens, and what becomes of the values that are made in each."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from enum import IntEnum
 
 from torch import Tensor, nn
 
@@ -11,8 +12,19 @@ from memfit.graph.names import is_within, parse_value_name
 from memfit.graph.plan import Decision, Plan
 from memfit.runtime.call_arguments import is_strided
 
-# Which outputs of one call to drop: all of them, none, or each as told.
-DropPattern = bool | tuple[bool, ...]
+
+class Fate(IntEnum):
+    """What becomes of a value after the op that made it; what is not saved comes back in the backward pass."""
+
+    SAVE = 0
+    DROP = 1
+    OFFLOAD = 2
+
+
+# What becomes of the outputs of one call: the same of all, or of each as told.
+DropPattern = Fate | tuple[Fate, ...]
+
+_FATES = {Decision.RECOMPUTE: Fate.DROP, Decision.OFFLOAD: Fate.OFFLOAD}
 
 
 class Place:
@@ -39,10 +51,10 @@ class Region:
     """A module inside which the tape listens, and the decisions for the ops that run in it.
 
     ``records`` says that the ops inside are recorded, ``watches`` that what autograd saves inside is seen to.
-    ``patterns`` maps an op's name to what to drop at each of its calls in one forward pass of the model, in the order
-    of the calls, or to True where that is everything. Calls beyond the list are saved: the step took a way that the
-    plan has not seen, which costs memory, not correctness. ``num_calls`` is how many calls the plan expects, where it
-    tells.
+    ``patterns`` maps an op's name to what becomes of its outputs at each of its calls in one forward pass of the model,
+    in the order of the calls, or to True where everything is dropped. Calls beyond the list are saved: the step
+    took a way that the plan has not seen, which costs memory, not correctness. ``num_calls`` is how many calls the plan
+    expects, where it tells. At most ``window_bytes`` of offloaded values are on their way at a time.
     """
 
     def __init__(
@@ -52,6 +64,7 @@ class Region:
         patterns: Mapping[str, bool | tuple[DropPattern, ...]],
         *,
         num_calls: Mapping[str, int] | None = None,
+        window_bytes: int = 0,
         records: bool = True,
         watches: bool = True,
     ) -> None:
@@ -59,6 +72,7 @@ class Region:
         self.place = Place(path, model)
         self.patterns = dict(patterns)
         self.num_calls = dict(num_calls or {})
+        self.window_bytes = window_bytes
         self.records = records
         self.watches = watches
         # What the engine in C++ makes of the above, when it first gets here.
@@ -68,13 +82,13 @@ class Region:
 def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
     """Return the modules to listen in. A decision belongs to the innermost of the plan's regions around its value."""
     # Op name -> the calls seen, in order -> the outputs' decisions, for each region.
-    calls: dict[str, dict[str, dict[tuple[str, int], dict[int, bool]]]] = {path: {} for path in plan.regions}
+    calls: dict[str, dict[str, dict[tuple[str, int], dict[int, Fate]]]] = {path: {} for path in plan.regions}
     for text, decision in plan.decisions.items():
         name = parse_value_name(text)
         around = [path for path in plan.regions if is_within(name.module, path)]
         if around:
             outputs = calls[max(around, key=len)].setdefault(name.op, {}).setdefault((name.module, name.call), {})
-            outputs[name.output] = decision is Decision.RECOMPUTE
+            outputs[name.output] = _FATES.get(decision, Fate.SAVE)
     watched = set(plan.watched)
     recording = [
         Region(
@@ -82,6 +96,7 @@ def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
             model,
             {op: _simplest([_pattern(outputs) for outputs in by_call.values()]) for op, by_call in calls[path].items()},
             num_calls={op: len(by_call) for op, by_call in calls[path].items()},
+            window_bytes=plan.window_bytes,
             watches=path in watched,
         )
         for path in plan.regions
@@ -89,13 +104,13 @@ def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
     return recording + [Region(path, model, {}, records=False) for path in plan.watched if path not in calls]
 
 
-def _pattern(outputs: Mapping[int, bool]) -> DropPattern:
-    drops = tuple(outputs.get(position, False) for position in range(max(outputs) + 1))
-    return drops if len(set(drops)) > 1 else drops[0]
+def _pattern(outputs: Mapping[int, Fate]) -> DropPattern:
+    fates = tuple(outputs.get(position, Fate.SAVE) for position in range(max(outputs) + 1))
+    return fates if len(set(fates)) > 1 else fates[0]
 
 
 def _simplest(patterns: list[DropPattern]) -> bool | tuple[DropPattern, ...]:
     """Return the patterns of all calls, or one for them all where counting the calls can be spared."""
-    if all(pattern is True for pattern in patterns):
+    if all(pattern == Fate.DROP for pattern in patterns):
         return True
-    return any(pattern is not False for pattern in patterns) and tuple(patterns)
+    return any(pattern != Fate.SAVE for pattern in patterns) and tuple(patterns)

@@ -39,16 +39,19 @@ def _replay(value: DroppedValue) -> None:
     # A recipe holds a call as it was below autograd and autocast; neither may act on it again.
     autocast_types = [kind for kind in _autocast_device_types() if torch.is_autocast_enabled(kind)]
     if not autocast_types and not torch.is_grad_enabled():
-        _run_all(_recipes_for(value))
+        _fetch_and_run(value)
         return
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         for device_type in autocast_types:
             stack.enter_context(torch.autocast(device_type, enabled=False))
-        _run_all(_recipes_for(value))
+        _fetch_and_run(value)
 
 
-def _run_all(pending: list[Recipe]) -> None:
+def _fetch_and_run(value: DroppedValue) -> None:
+    assert value.recipe is not None
+    value.recipe.offloading.fetch_ahead()
+    pending = _recipes_for(value)
     while pending:
         # Popped before it runs: the list must not keep alive what the recipe lets go of.
         recipe = pending.pop()

@@ -1,4 +1,4 @@
-"""The tape: listens to one forward pass, and puts recipes in the place of the tensors that the plan drops.
+"""The tape: listens to one forward pass, and puts recipes in the place of the tensors that the plan does not save.
 
 One tape serves one forward pass of the whole model and listens inside its regions only: it records the ops that run
 there, and watches what autograd saves there, each where the plan needs it. What it records it attaches to the storages
@@ -17,10 +17,18 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from memfit.runtime.call_arguments import covers_its_storage, first_tensor, is_repeatable, is_strided, written_tensors
+from memfit.runtime.call_arguments import (
+    covers_its_storage,
+    first_tensor,
+    is_repeatable,
+    is_strided,
+    tensors_in,
+    written_tensors,
+)
+from memfit.runtime.offloading import Offloading
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
-from memfit.runtime.recipes import InPlaceRecipe, OverwriteRecipe, Recipe
-from memfit.runtime.regions import DropPattern, Region
+from memfit.runtime.recipes import FetchRecipe, InPlaceRecipe, OverwriteRecipe, Recipe
+from memfit.runtime.regions import DropPattern, Fate, Region
 from memfit.runtime.replay import read
 from memfit.runtime.torch_internals import (
     DispatchMode,
@@ -39,6 +47,7 @@ from memfit.runtime.values import (
     Source,
     StorageNote,
     geometry_of,
+    storage_as_bytes,
     tensor_with,
 )
 
@@ -58,6 +67,7 @@ class Tape(DispatchMode):
         self._dropping_notes: list[weakref.ref[StorageNote]] = []
         self._num_calls: dict[tuple[Region, str], int] = {}
         self._num_recipes = 0
+        self._offloading = Offloading()
         self._region: Region | None = None
         self._is_recording = False
         self._is_watching = False
@@ -92,6 +102,7 @@ class Tape(DispatchMode):
         if is_complete and self.report is not None:
             self.report(self._has_heard_what_was_planned())
         self.report = None
+        self._offloading.end_forward()
         for reference in self._dropping_notes:
             note = reference()
             if note is not None:
@@ -112,47 +123,70 @@ class Tape(DispatchMode):
         if rule.treatment is Treatment.VIEW:
             return op(*args, **kwargs) if kwargs else op(*args)
         kwargs = kwargs or {}
-        drop = self._next_pattern(self._region, rule)
-        if drop and rule.is_simple and not types and torch.is_grad_enabled():
-            return self._run_pure_op(op, rule, drop, args, kwargs, args)
+        pattern = self._next_pattern(self._region, rule)
+        if pattern and rule.is_simple and not types and torch.is_grad_enabled():
+            return self._run_pure_op(op, rule, pattern, args, kwargs, args)
         # Tensor subclasses have storages of their own making. With gradients off, the call comes from inside an
         # autograd.Function or compiled code, where raw kernels may rewrite what the dispatcher believes it knows.
-        if drop and (types or not torch.is_grad_enabled() or not is_repeatable(rule, args)):
-            drop = False
+        if pattern and (types or not torch.is_grad_enabled()):
+            pattern = Fate.SAVE
+        elif pattern and not is_repeatable(rule, args):
+            pattern = _without_drops(pattern) if rule.treatment is Treatment.PURE else Fate.SAVE
         if rule.written:
-            return self._run_writing_op(op, rule, drop, args, kwargs)
+            return self._run_writing_op(op, rule, pattern == Fate.DROP, args, kwargs)
         if rule.batch_norm_arguments is not None:
-            return self._run_batch_norm(op, rule, drop, args, kwargs)
-        if not drop:
+            return self._run_batch_norm(op, rule, pattern, args, kwargs)
+        if not pattern:
             return op(*args, **kwargs)
-        return self._run_pure_op(op, rule, drop, args, kwargs, args)
+        return self._run_pure_op(op, rule, pattern, args, kwargs, args)
 
     def _next_pattern(self, region: Region | None, rule: OpRule) -> DropPattern:
-        """Return which outputs of this call to drop, and count the call."""
+        """Return what becomes of the outputs of this call, and count the call."""
         assert region is not None
         patterns = region.patterns.get(rule.name, False)
-        if patterns is True or patterns is False:
-            return patterns
+        if not isinstance(patterns, tuple):
+            return Fate.DROP if patterns else Fate.SAVE
         call = (region, rule.name)
         num_calls = self._num_calls.get(call, 0)
         self._num_calls[call] = num_calls + 1
-        return num_calls < len(patterns) and patterns[num_calls]
+        return patterns[num_calls] if num_calls < len(patterns) else Fate.SAVE
 
-    def _run_pure_op(self, op: Any, rule: OpRule, drop: DropPattern, args: Any, kwargs: Any, recipe_args: Any) -> Any:
-        draw = _generator_and_state(rule, args, kwargs) if rule.draws_random else None
+    def _run_pure_op(
+        self, op: Any, rule: OpRule, pattern: DropPattern, args: Any, kwargs: Any, recipe_args: Any
+    ) -> Any:
+        drops = _has_drops(pattern)
+        draw = _generator_and_state(rule, args, kwargs) if drops and rule.draws_random else None
         result = op(*args, **kwargs)
-        recipe = self._record(Recipe, op, rule, recipe_args, kwargs, draw)
+        recipe = self._record(Recipe, op, rule, recipe_args, kwargs, draw) if drops else None
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         for position, output in enumerate(outputs):
-            is_dropped = drop if isinstance(drop, bool) else position < len(drop) and drop[position]
-            if is_dropped and isinstance(output, Tensor) and is_strided(output):
-                storage = output.untyped_storage()
-                # An op that hands back an argument has made nothing new. Every argument's storage has a note by now.
-                if NOTES.of(storage) is None:
-                    self._drop(storage, recipe.add_output(position, geometry_of(output)), output._version)
+            fate = _fate_of(position, pattern)
+            if not fate or not isinstance(output, Tensor) or not is_strided(output):
+                continue
+            storage = output.untyped_storage()
+            # An op that hands back an argument has made nothing new. Where there is a recipe, arguments have notes.
+            if NOTES.of(storage) is not None:
+                continue
+            if fate == Fate.DROP:
+                assert recipe is not None
+                self._drop(storage, recipe.add_output(position, geometry_of(output)), output._version)
+            elif recipe is not None or not _is_among(storage, args, kwargs):
+                self._offload(storage, output, rule)
         return result
 
-    def _run_batch_norm(self, op: Any, rule: OpRule, drop: DropPattern, args: Any, kwargs: Any) -> Any:
+    def _offload(self, storage: torch.UntypedStorage, output: Tensor, rule: OpRule) -> None:
+        assert self._region is not None
+        # Hooks around the model have the say in where things are kept.
+        if self._outer_hooks is not None or type(output) is not Tensor:
+            return
+        alias = detached_alias_below_autograd(output)
+        copy = self._offloading.send(alias, self._region.place, rule.name, self._region.window_bytes)
+        if copy is not None:
+            geometry = geometry_of(output)
+            recipe = FetchRecipe(self._new_recipe_number(), self._lock, self._offloading, copy, geometry)
+            self._drop(storage, recipe.add_output(0, geometry), output._version)
+
+    def _run_batch_norm(self, op: Any, rule: OpRule, pattern: DropPattern, args: Any, kwargs: Any) -> Any:
         assert rule.batch_norm_arguments is not None
         mean, variance, training = rule.batch_norm_arguments
         recipe_args = args
@@ -161,19 +195,19 @@ class Tape(DispatchMode):
             # replay leaves them out: they are counted once.
             self._before_write([tensor for tensor in (args[mean], args[variance]) if tensor is not None], rule)
             recipe_args = [None if position in (mean, variance) else arg for position, arg in enumerate(args)]
-            if drop and args[mean] is not None and _decides_on_type(args, mean):
+            if _has_drops(pattern) and args[mean] is not None and _decides_on_type(args, mean):
                 recipe_args[mean], recipe_args[variance] = map(torch.empty_like, (args[mean], args[variance]))
-        if not drop:
+        if not pattern:
             return op(*args, **kwargs)
-        return self._run_pure_op(op, rule, drop, args, kwargs, recipe_args)
+        return self._run_pure_op(op, rule, pattern, args, kwargs, recipe_args)
 
-    def _run_writing_op(self, op: Any, rule: OpRule, drop: DropPattern, args: Any, kwargs: Any) -> Any:
+    def _run_writing_op(self, op: Any, rule: OpRule, drops: bool, args: Any, kwargs: Any) -> Any:
         written = written_tensors(rule, args, kwargs)
         self._before_write(written, rule)
         recipe: Recipe | None = None
         geometry: Geometry | None = None
         version = 0
-        if drop and written and is_strided(written[0]):
+        if drops and written and is_strided(written[0]):
             target = written[0]
             version = target._version
             draw = _generator_and_state(rule, args, kwargs)
@@ -202,13 +236,16 @@ class Tape(DispatchMode):
         return result
 
     def _before_write(self, written: list[Tensor], rule: OpRule) -> None:
-        """Copy what recipes hold of the storages that are about to be written."""
+        """Copy what recipes hold of the storages that are about to be written, or wait until it has left."""
         # Ops of libraries may count their writes before they are heard.
         num_counted = 0 if rule.name.startswith("aten.") else 1
         for tensor in written:
             note = _note_of(tensor)
             if note is None:
                 continue
+            recipe = note.dropped.recipe if note.dropped is not None else None
+            if isinstance(recipe, FetchRecipe):
+                recipe.copy.before_write(num_counted)
             # One over what was written unheard must not take that for what it held.
             holders = [
                 holder
@@ -217,7 +254,7 @@ class Tape(DispatchMode):
             ]
             note.held = []
             if holders:
-                copy = _copy_of_storage(tensor)
+                copy = storage_as_bytes(tensor).clone()
                 for holder in holders:
                     holder.replace(tensor_with(geometry_of(holder.tensor), copy))
 
@@ -225,6 +262,7 @@ class Tape(DispatchMode):
         recipe = kind(
             self._new_recipe_number(),
             self._lock,
+            self._offloading,
             op,
             [self._with_sources(arg, rule) for arg in args],
             {name: self._with_sources(arg, rule) for name, arg in kwargs.items()} if kwargs else kwargs,
@@ -321,6 +359,28 @@ class _PackedOutside(NamedTuple):
         return self.unpack(self.payload)
 
 
+def _fate_of(position: int, pattern: DropPattern) -> Fate:
+    if not isinstance(pattern, tuple):
+        return pattern
+    return pattern[position] if position < len(pattern) else Fate.SAVE
+
+
+def _has_drops(pattern: DropPattern) -> bool:
+    return pattern == Fate.DROP or (isinstance(pattern, tuple) and Fate.DROP in pattern)
+
+
+def _without_drops(pattern: DropPattern) -> DropPattern:
+    """Return what is left of ``pattern`` where the op cannot be run again."""
+    if isinstance(pattern, tuple):
+        return tuple(Fate.SAVE if fate == Fate.DROP else fate for fate in pattern)
+    return Fate.SAVE if pattern == Fate.DROP else pattern
+
+
+def _is_among(storage: torch.UntypedStorage, args: Any, kwargs: Any) -> bool:
+    """Return whether one of the arguments lies in ``storage``."""
+    return any(is_strided(tensor) and tensor.untyped_storage() is storage for tensor in tensors_in([args, kwargs]))
+
+
 def _note_of(tensor: Tensor) -> StorageNote | None:
     return NOTES.of(tensor.untyped_storage()) if is_strided(tensor) else None
 
@@ -354,9 +414,3 @@ def _device_generator(device: torch.device) -> torch.Generator:
     generator = torch.get_device_module(device).default_generators[device.index]
     assert isinstance(generator, torch.Generator)
     return generator
-
-
-def _copy_of_storage(tensor: Tensor) -> Tensor:
-    """Return a copy of all that lies in the tensor's storage, in bytes: its own elements may not fill that."""
-    num_bytes = tensor.untyped_storage().nbytes()
-    return tensor_with((torch.Size((num_bytes,)), (1,), 0, torch.uint8, False, False), tensor).clone()

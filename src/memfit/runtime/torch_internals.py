@@ -6,6 +6,7 @@ Checked on torch 2.11.0 (CUDA) and 2.13.0 (CPU).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -72,9 +73,15 @@ def keep_gpu_busy(num_cycles: int) -> None:
     torch.cuda._sleep(num_cycles)
 
 
+def unseen_by_dispatch_modes() -> AbstractContextManager[object]:
+    """Return a context in which no dispatch mode sees what is run."""
+    guard: AbstractContextManager[object] = torch._C._DisableTorchDispatch()
+    return guard
+
+
 def detached_alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor.detach()``, unseen by any dispatch mode. To be called where autograd is in force."""
-    with torch._C._DisableTorchDispatch():
+    with unseen_by_dispatch_modes():
         return tensor.detach()
 
 
@@ -84,7 +91,7 @@ def detached_alias_below_autograd(tensor: torch.Tensor) -> torch.Tensor:
     Below autograd a plain ``detach()`` gets a counter of its own, and a later write would go unnoticed.
     """
     # The guard behind the public torch.overrides.enable_reentrant_dispatch, without that one's generator.
-    with torch._C._RestorePythonTLSSnapshot(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with torch._C._RestorePythonTLSSnapshot(), unseen_by_dispatch_modes():  # type: ignore[attr-defined]
         return tensor.detach()
 
 

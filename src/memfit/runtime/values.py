@@ -8,6 +8,8 @@ Who refers to whom decides when memory is freed, with no help from the garbage c
 A dropped value is referred to by whoever still needs it: autograd, and the recipes that have yet to run. A recipe that
 has run is given up, and with it its sources. So a replayed value lives exactly until its last dependent is done with
 it, and no storage is ever referred to by what it refers to.
+
+An offloaded value is a dropped one whose recipe has no sources and fetches it from the host (`offloading.py`).
 """
 
 from __future__ import annotations
@@ -57,6 +59,12 @@ def tensor_with(geometry: Geometry, base: Tensor) -> Tensor:
     if is_neg != tensor.is_neg():
         tensor = negated_view(tensor)
     return tensor
+
+
+def storage_as_bytes(tensor: Tensor) -> Tensor:
+    """Return all that lies in the tensor's storage, as bytes over it: its own elements may not fill that."""
+    num_bytes = tensor.untyped_storage().nbytes()
+    return tensor_with((torch.Size((num_bytes,)), (1,), 0, torch.uint8, False, False), tensor)
 
 
 class HeldTensor:

@@ -6,7 +6,6 @@
 // the other side of what is defined below.
 
 #include <ATen/SavedTensorHooks.h>
-#include <torch/csrc/PyInterpreter.h>
 
 #include "tape.h"
 
@@ -73,10 +72,12 @@ PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
 PyMethodDef pack_method = {"pack", pack, METH_O, nullptr};
 PyMethodDef unpack_method = {"unpack", unpack, METH_O, nullptr};
 
+c10::SafePyObject safe(const py::object& object) { return {Py_NewRef(object.ptr()), getPyInterpreter()}; }
+
 // One forward pass, as `native_tape.py` sees it: `Tape.run`, where there are no hooks around the model.
 class ForwardPass {
  public:
-  ForwardPass() : tape_(std::make_unique<Tape>()) {
+  explicit ForwardPass(const py::object& offloading) : tape_(std::make_unique<Tape>(safe(offloading))) {
     auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(tape_.get(), nullptr, nullptr));
     pack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&pack_method, capsule.ptr()));
     unpack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_method, nullptr));
@@ -128,8 +129,6 @@ class ForwardPass {
     Inside(const Inside&) = delete;
 
    private:
-    static c10::SafePyObject safe(const py::object& object) { return {Py_NewRef(object.ptr()), getPyInterpreter()}; }
-
     ForwardPass& pass_;
     intrusive_ptr<Region> around_;
     bool begins_watching_;
@@ -150,16 +149,22 @@ class ForwardPass {
   bool is_recording_ = false;
 };
 
-Drop drop_from(const py::handle& told) {
-  if (py::isinstance<py::bool_>(told)) return Drop{told.cast<bool>(), {}};
-  return Drop{false, told.cast<std::vector<bool>>()};
+Pattern pattern_from(const py::handle& told) {
+  Pattern pattern;
+  if (py::isinstance<py::int_>(told)) {
+    pattern.all = static_cast<Fate>(told.cast<int>());
+  } else {
+    for (const auto& fate : told) pattern.outputs.push_back(static_cast<Fate>(fate.cast<int>()));
+  }
+  return pattern;
 }
 
-intrusive_ptr<Region> region_from(py::object place, const py::dict& patterns, const py::dict& num_calls, bool records,
-                                  bool watches) {
+intrusive_ptr<Region> region_from(py::object place, const py::dict& patterns, const py::dict& num_calls,
+                                  size_t window_bytes, bool records, bool watches) {
   auto region = make_intrusive<Region>();
   region->records = records;
   region->watches = watches;
+  region->window_bytes = window_bytes;
   region->place = std::move(place);
   for (const auto& [name, told] : patterns) {
     if (py::isinstance<py::bool_>(told) && !told.cast<bool>()) continue;
@@ -168,9 +173,9 @@ intrusive_ptr<Region> region_from(py::object place, const py::dict& patterns, co
     auto& calls = region->calls[number] = std::make_unique<Calls>();
     if (num_calls.contains(name)) calls->num_expected = num_calls[name].cast<size_t>();
     if (py::isinstance<py::bool_>(told)) {
-      calls->is_every = true;
+      calls->drops_everything = true;
     } else {
-      for (const auto& drop : told) calls->drops.push_back(drop_from(drop));
+      for (const auto& pattern : told) calls->patterns.push_back(pattern_from(pattern));
     }
   }
   return region;
@@ -184,14 +189,14 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   using namespace memfit;
   py::class_<Region, intrusive_ptr<Region>>(module, "Region").def(py::init(&region_from));
   py::class_<ForwardPass>(module, "ForwardPass")
-      .def(py::init<>())
+      .def(py::init<const py::object&>())
       .def("run", &ForwardPass::run)
       .def("has_heard_what_was_planned", &ForwardPass::has_heard_what_was_planned)
       .def("close", &ForwardPass::close);
   module.attr("key_name") = c10::toString(KEY);
   module.def("is_listening", [] { return listening_tape != nullptr; });
-  module.def("tell_of_copies", [](py::object listener) {
-    std::swap(python->copy_listener, listener);
+  module.def("tell_of_memory", [](py::object listener) {
+    std::swap(python->memory_listener, listener);
     return listener;
   });
   module.def(

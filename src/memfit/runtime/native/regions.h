@@ -1,4 +1,4 @@
-// The regions of `regions.py`: what to drop at each call of each op.
+// The regions of `regions.py`: what becomes of the values that are made at each call of each op.
 
 #pragma once
 
@@ -10,25 +10,35 @@
 
 namespace memfit {
 
-// Which outputs of one call to drop: all of them, or each as told.
-struct Drop {
-  bool is_all = false;
-  std::vector<bool> outputs;
+enum class Fate { SAVE = 0, DROP, OFFLOAD };
 
-  bool operator[](size_t position) const { return is_all || (position < outputs.size() && outputs[position]); }
-  bool is_any() const { return is_all || std::find(outputs.begin(), outputs.end(), true) != outputs.end(); }
+// What becomes of the outputs of one call: the same of all, or of each as told.
+struct Pattern {
+  Fate all = Fate::SAVE;
+  std::vector<Fate> outputs;
+
+  Fate operator[](size_t position) const { return position < outputs.size() ? outputs[position] : all; }
+  bool has(Fate fate) const { return all == fate || std::find(outputs.begin(), outputs.end(), fate) != outputs.end(); }
+  bool saves_all() const { return !has(Fate::DROP) && !has(Fate::OFFLOAD); }
+  Pattern without_drops() const {
+    Pattern pattern = *this;
+    if (pattern.all == Fate::DROP) pattern.all = Fate::SAVE;
+    std::replace(pattern.outputs.begin(), pattern.outputs.end(), Fate::DROP, Fate::SAVE);
+    return pattern;
+  }
 };
 
-// What to drop at each call of one op in a region, by the number of the call in one forward pass.
+// The patterns of the calls of one op in a region, by the number of the call in one forward pass.
 struct Calls {
-  bool is_every = false;
-  std::vector<Drop> drops;
+  bool drops_everything = false;
+  std::vector<Pattern> patterns;
   std::optional<size_t> num_expected;
 };
 
 struct Region : c10::intrusive_ptr_target {
   bool records = false;
   bool watches = false;
+  size_t window_bytes = 0;                    // of what is offloaded, that may be on its way at a time
   py::object place;                           // tells, for an error message, whose tensors are met there
   std::vector<std::unique_ptr<Calls>> calls;  // by the number of the op's name
 

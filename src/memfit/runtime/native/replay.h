@@ -4,6 +4,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <functional>
 #include <map>
@@ -42,6 +44,23 @@ inline std::vector<intrusive_ptr<Recipe>> recipes_for(const DroppedValue& value)
   return last_first;
 }
 
+// Calls a method of an object of `offloading.py`.
+template <typename... Arguments>
+inline py::object asked_of(const c10::SafePyObject& object, const char* method, Arguments&&... arguments) {
+  return py::handle(object.ptr(getPyInterpreter())).attr(method)(std::forward<Arguments>(arguments)...);
+}
+
+inline void fetch_ahead(const PassState& pass) {
+  if (!pass.has_offloaded) return;
+  py::gil_scoped_acquire gil;
+  asked_of(pass.offloading, "fetch_ahead");
+}
+
+inline Tensor Recipe::fetched() const {
+  py::gil_scoped_acquire gil;
+  return tensor_with(*geometry, THPVariable_Unpack(asked_of(*copy, "fetch").ptr()));
+}
+
 inline Tensor read(const Source& source) {
   if (source.held) {
     const auto& held = *source.held;
@@ -49,9 +68,10 @@ inline Tensor read(const Source& source) {
     return held.tensor;
   }
   auto& value = *source.value;
-  std::lock_guard lock(*value.lock);
+  std::lock_guard lock(value.pass->mutex);
   if (!value.tensor.defined()) {
     BelowAutogradAndAutocast guard;
+    fetch_ahead(*value.pass);
     auto pending = recipes_for(value);
     while (!pending.empty()) {
       auto next = std::move(pending.back());
@@ -78,6 +98,7 @@ inline Stack Recipe::arguments_with_tensors() const {
 }
 
 inline Stack Recipe::call() {
+  if (kind == Kind::FETCH) return Stack{fetched()};
   auto stack = arguments_with_tensors();
   Tensor canvas;
   if (kind == Kind::OVERWRITE) {

@@ -50,9 +50,16 @@ inline Tensor copy_of_storage(const Tensor& tensor) {
   return at::clone(strided_over(tensor, at::kByte, {num_bytes}, {1}, 0));
 }
 
+// A dispatch mode sees what was made while it handled an op only afterwards, and what is gone by then not at all.
+inline void tell_of(const Tensor& made) {
+  py::gil_scoped_acquire gil;
+  if (!python->memory_listener.is_none())
+    python->memory_listener(py::reinterpret_steal<py::object>(THPVariable_Wrap(made)));
+}
+
 class Tape {
  public:
-  Tape() : lock_(std::make_shared<std::recursive_mutex>()) {
+  explicit Tape(c10::SafePyObject offloading) : state_(std::make_shared<PassState>(std::move(offloading))) {
     static std::atomic<size_t> num_tapes{0};
     number_ = ++num_tapes;
   }
@@ -66,13 +73,14 @@ class Tape {
   void close();
 
  private:
-  const Drop* next_drop(const OpRule& rule);
+  const Pattern* next_pattern(const OpRule& rule);
   void run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
-                   const Drop& drop, std::vector<IValue> recipe_arguments);
+                   const Pattern& pattern, std::vector<IValue> recipe_arguments);
   void run_batch_norm(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
-                      const Drop* drop);
+                      const Pattern* pattern);
   void run_writing_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
-                      const Drop* drop);
+                      bool drops);
+  void offload(const Tensor& output, const c10::OperatorHandle& op, const OpRule& rule);
   void before_write(const std::vector<Tensor>& written, const OpRule& rule);
   intrusive_ptr<Recipe> record(Recipe::Kind kind, const c10::OperatorHandle& op, const OpRule& rule,
                                std::vector<IValue> arguments, std::optional<Draw> draw);
@@ -82,7 +90,7 @@ class Tape {
   void forget_dead_storages();
 
   size_t number_;
-  std::shared_ptr<std::recursive_mutex> lock_;
+  std::shared_ptr<PassState> state_;
   size_t num_recipes_ = 0;
   std::unordered_map<const Region*, intrusive_ptr<Region>> regions_;
   std::unordered_map<const Calls*, size_t> num_calls_;
@@ -132,48 +140,88 @@ inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
     return;
   }
   forget_dead_storages();
-  const auto* drop = next_drop(rule);
-  if (drop != nullptr && !(is_plain_call(arguments) && is_repeatable(rule, arguments))) drop = nullptr;
+  const auto* pattern = next_pattern(rule);
+  if (pattern != nullptr && !is_plain_call(arguments)) pattern = nullptr;
+  Pattern kept;
+  if (pattern != nullptr && !is_repeatable(rule, arguments)) {
+    if (rule.treatment == Treatment::PURE) kept = pattern->without_drops();
+    pattern = kept.saves_all() ? nullptr : &kept;
+  }
   if (!rule.written.empty()) {
-    run_writing_op(op, keys, stack, rule, drop);
+    run_writing_op(op, keys, stack, rule, pattern != nullptr && pattern->has(Fate::DROP));
   } else if (rule.batch_norm_arguments) {
-    run_batch_norm(op, keys, stack, rule, drop);
-  } else if (drop == nullptr) {
+    run_batch_norm(op, keys, stack, rule, pattern);
+  } else if (pattern == nullptr) {
     op.redispatchBoxed(keys, stack);
   } else {
-    run_pure_op(op, keys, stack, rule, *drop, arguments.vec());
+    run_pure_op(op, keys, stack, rule, *pattern, arguments.vec());
   }
 }
 
-inline const Drop* Tape::next_drop(const OpRule& rule) {
-  static const Drop everything{true, {}};
+inline const Pattern* Tape::next_pattern(const OpRule& rule) {
+  static const Pattern everything{Fate::DROP, {}};
   const auto& of_ops = region->calls;
   if (rule.number >= of_ops.size() || !of_ops[rule.number]) return nullptr;
   const auto& calls = *of_ops[rule.number];
   const auto call = num_calls_[&calls]++;
-  if (calls.is_every) return &everything;
-  return call < calls.drops.size() && calls.drops[call].is_any() ? &calls.drops[call] : nullptr;
+  if (calls.drops_everything) return &everything;
+  return call < calls.patterns.size() && !calls.patterns[call].saves_all() ? &calls.patterns[call] : nullptr;
+}
+
+inline bool is_among(const c10::StorageImpl* storage, at::ArrayRef<IValue> arguments) {
+  return any_tensor(arguments, [&](const Slot&, const Tensor& tensor) {
+    return is_strided(tensor) && tensor.storage().unsafeGetStorageImpl() == storage;
+  });
 }
 
 inline void Tape::run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
-                              const Drop& drop_of_call, std::vector<IValue> recipe_arguments) {
-  auto draw = generator_and_state(rule, recipe_arguments);
+                              const Pattern& pattern, std::vector<IValue> recipe_arguments) {
+  const bool drops = pattern.has(Fate::DROP);
+  auto draw = drops ? generator_and_state(rule, recipe_arguments) : std::nullopt;
   op.redispatchBoxed(keys, stack);
-  auto recipe = record(Recipe::Kind::PURE, op, rule, std::move(recipe_arguments), std::move(draw));
+  intrusive_ptr<Recipe> recipe;
+  if (drops) {
+    recipe = record(Recipe::Kind::PURE, op, rule, std::move(recipe_arguments), std::move(draw));
+    recipe_arguments.clear();
+  }
   const auto results = torch::jit::last(*stack, op.schema().returns().size());
   const bool is_list = results.size() == 1 && results[0].isTensorList();
   const auto outputs = is_list ? results[0].toListRef() : results;
   for (size_t position = 0; position < outputs.size(); ++position) {
-    if (!drop_of_call[position] || !outputs[position].isTensor()) continue;
+    const auto fate = pattern[position];
+    if (fate == Fate::SAVE || !outputs[position].isTensor()) continue;
     const auto& output = outputs[position].toTensor();
     if (!is_strided(output)) continue;
     {
       std::lock_guard lock(notes.mutex);
-      // An op that hands back an argument has made nothing new. Every argument's storage has a note by now.
+      // An op that hands back an argument has made nothing new. Where there is a recipe, arguments have notes.
       if (notes.on(output) != nullptr) continue;
     }
-    drop(output, recipe->add_output(position, output), version_of(output));
+    if (fate == Fate::DROP) {
+      drop(output, recipe->add_output(position, output), version_of(output));
+    } else if (recipe || !is_among(output.storage().unsafeGetStorageImpl(), recipe_arguments)) {
+      offload(output, op, rule);
+    }
   }
+}
+
+inline void Tape::offload(const Tensor& output, const c10::OperatorHandle& op, const OpRule& rule) {
+  if (output.key_set().has(c10::DispatchKey::Python)) return;
+  // Others are let go of next, which were there at the same time.
+  tell_of(output);
+  auto alias = detached_alias(output);
+  auto recipe = make_intrusive<Recipe>(num_recipes_ + 1, state_, Recipe::Kind::FETCH, op);
+  {
+    py::gil_scoped_acquire gil;
+    auto tensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(alias)));
+    auto copy = asked_of(state_->offloading, "send", tensor, region->place, rule.name, region->window_bytes);
+    if (copy.is_none()) return;
+    recipe->copy.emplace(copy.release().ptr(), getPyInterpreter());
+  }
+  state_->has_offloaded = true;
+  ++num_recipes_;
+  recipe->geometry.emplace(output);
+  drop(output, recipe->add_output(0, output), version_of(output));
 }
 
 // Whether the type of what a batch norm returns follows from that of its running statistics.
@@ -184,29 +232,30 @@ inline bool decides_on_type(const std::vector<IValue>& arguments, size_t statist
 }
 
 inline void Tape::run_batch_norm(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
-                                 const OpRule& rule, const Drop* drop_of_call) {
+                                 const OpRule& rule, const Pattern* pattern) {
   auto recipe_arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
   const auto [mean, variance, training] = *rule.batch_norm_arguments;
+  const bool drops = pattern != nullptr && pattern->has(Fate::DROP);
   if (recipe_arguments[training].toBool()) {
     std::vector<Tensor> written;
     for (auto position : {mean, variance}) {
       const auto& statistic = recipe_arguments[position];
       const bool is_given = statistic.isTensor() && statistic.toTensor().defined();
       if (is_given) written.push_back(statistic.toTensor());
-      const bool tells_type = is_given && drop_of_call != nullptr && decides_on_type(recipe_arguments, position);
+      const bool tells_type = is_given && drops && decides_on_type(recipe_arguments, position);
       recipe_arguments[position] = tells_type ? IValue(at::empty_like(written.back())) : IValue();
     }
     before_write(written, rule);
   }
-  if (drop_of_call == nullptr) {
+  if (pattern == nullptr) {
     op.redispatchBoxed(keys, stack);
   } else {
-    run_pure_op(op, keys, stack, rule, *drop_of_call, std::move(recipe_arguments));
+    run_pure_op(op, keys, stack, rule, *pattern, std::move(recipe_arguments));
   }
 }
 
 inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
-                                 const OpRule& rule, const Drop* drop_of_call) {
+                                 const OpRule& rule, bool drops) {
   auto arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
   std::vector<Tensor> written;
   for (auto position : rule.written) {
@@ -219,7 +268,7 @@ inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKey
   intrusive_ptr<Recipe> recipe;
   std::optional<Geometry> geometry;
   int64_t version = 0;
-  if (drop_of_call != nullptr && !written.empty() && is_strided(written[0])) {
+  if (drops && !written.empty() && is_strided(written[0])) {
     const auto& target = written[0];
     version = version_of(target);
     auto draw = generator_and_state(rule, arguments);
@@ -260,11 +309,18 @@ inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKey
   }
 }
 
-// A dispatch mode does not see what is made while it handles an op itself.
-inline void tell_of(const Tensor& copy) {
+// Lets the storage that ``value`` left be written. Whoever has the lock of the pass may wait for Python's own.
+inline void before_write_to(const DroppedValue& value, int num_counted) {
+  intrusive_ptr<Recipe> recipe;
+  {
+    std::optional<py::gil_scoped_release> no_gil;
+    if (PyGILState_Check()) no_gil.emplace();
+    std::lock_guard lock(value.pass->mutex);
+    recipe = value.recipe;
+  }
+  if (!recipe) return;
   py::gil_scoped_acquire gil;
-  if (!python->copy_listener.is_none())
-    python->copy_listener(py::reinterpret_steal<py::object>(THPVariable_Wrap(copy)));
+  asked_of(*recipe->copy, "before_write", num_counted);
 }
 
 inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule& rule) {
@@ -273,10 +329,12 @@ inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule&
   for (const auto& tensor : written) {
     if (!is_strided(tensor)) continue;
     std::vector<intrusive_ptr<HeldTensor>> holders;
+    intrusive_ptr<DroppedValue> offloaded;
     {
       std::lock_guard lock(notes.mutex);
       auto* note = notes.on(tensor);
       if (note == nullptr) continue;
+      if (note->dropped && note->dropped->is_offloaded) offloaded = note->dropped;
       for (const auto& reference : note->held) {
         auto holder = reference.lock();
         // One over what was written unheard must not take that for what it held.
@@ -284,6 +342,7 @@ inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule&
       }
       note->held.clear();
     }
+    if (offloaded) before_write_to(*offloaded, num_counted);
     if (holders.empty()) continue;
     const auto copy = copy_of_storage(tensor);
     tell_of(copy);
@@ -293,7 +352,7 @@ inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule&
 
 inline intrusive_ptr<Recipe> Tape::record(Recipe::Kind kind, const c10::OperatorHandle& op, const OpRule& rule,
                                           std::vector<IValue> arguments, std::optional<Draw> draw) {
-  auto recipe = make_intrusive<Recipe>(++num_recipes_, lock_, kind, op);
+  auto recipe = make_intrusive<Recipe>(++num_recipes_, state_, kind, op);
   any_tensor(arguments, [&](const Slot& slot, const Tensor& tensor) {
     // A number that was made a tensor; nobody else has it.
     if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) recipe->sources.emplace_back(slot, source(tensor, rule));

@@ -31,7 +31,7 @@ struct Python {
   py::object is_capturing;       // () -> whether a CUDA graph is being captured
   py::object stale_value_error;  // (place, op name or None, tensor, version it had) -> the error
   py::object parameter_class;
-  py::object copy_listener = py::none();  // (copy), or None
+  py::object memory_listener = py::none();  // (tensor that was made), or None
 };
 inline Python* python = nullptr;
 

@@ -8,7 +8,9 @@
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/SafePyObject.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -89,12 +91,23 @@ struct StaleValue {
   intrusive_ptr<HeldTensor> held;
 };
 
+// What all values and recipes of one forward pass share.
+struct PassState {
+  // Two threads may run backward through one graph at once: ``recipe`` and ``tensor`` of values are looked at and
+  // changed by whoever holds it. He may ask for Python's own lock, so nobody who has that one may wait for this one.
+  std::recursive_mutex mutex;
+  // The `Offloading` of the pass, and whether it has anything to do.
+  const c10::SafePyObject offloading;
+  std::atomic<bool> has_offloaded{false};
+
+  explicit PassState(c10::SafePyObject of) : offloading(std::move(of)) {}
+};
+
 struct Recipe;
 
 struct DroppedValue : c10::intrusive_ptr_target {
-  // Of the tape, and so of all values and recipes that replaying this one takes. Two threads may run backward through
-  // one graph at once: ``recipe`` and ``tensor`` are looked at and changed by whoever holds it.
-  const std::shared_ptr<std::recursive_mutex> lock;
+  const std::shared_ptr<PassState> pass;
+  const bool is_offloaded;
   intrusive_ptr<Recipe> recipe;
   Tensor tensor;
   Geometry geometry;
@@ -141,10 +154,10 @@ inline void put(Tensor tensor, IValue& argument, const Slot& slot) {
 }
 
 struct Recipe : c10::intrusive_ptr_target {
-  enum class Kind { PURE, IN_PLACE, OVERWRITE };
+  enum class Kind { PURE, IN_PLACE, OVERWRITE, FETCH };
 
   size_t number;
-  const std::shared_ptr<std::recursive_mutex> lock;
+  const std::shared_ptr<PassState> pass;
   Kind kind;
   c10::OperatorHandle op;
   std::vector<IValue> arguments;  // with nothing in place of the tensors
@@ -152,12 +165,14 @@ struct Recipe : c10::intrusive_ptr_target {
   std::vector<std::pair<size_t, weak_intrusive_ptr<DroppedValue>>> outputs;
   std::optional<at::Generator> generator;
   Tensor generator_state;
-  // Of OVERWRITE.
+  // Of OVERWRITE, and the first also of FETCH.
   std::optional<Geometry> geometry;
   std::optional<at::Device> device;
+  // Of FETCH: the `OffloadedCopy`.
+  std::optional<c10::SafePyObject> copy;
 
-  Recipe(size_t recipe_number, std::shared_ptr<std::recursive_mutex> tape_lock, Kind of, c10::OperatorHandle call)
-      : number(recipe_number), lock(std::move(tape_lock)), kind(of), op(call) {}
+  Recipe(size_t recipe_number, std::shared_ptr<PassState> of_pass, Kind of, c10::OperatorHandle call)
+      : number(recipe_number), pass(std::move(of_pass)), kind(of), op(call) {}
   ~Recipe() override;
 
   intrusive_ptr<DroppedValue> add_output(size_t position, const Tensor& output) {
@@ -172,6 +187,7 @@ struct Recipe : c10::intrusive_ptr_target {
  private:
   Stack arguments_with_tensors() const;
   Stack call();
+  Tensor fetched() const;
 };
 
 // Frees what recipes refer to, one after the other: a chain of a thousand of them would overflow the stack.
@@ -192,7 +208,10 @@ inline void let_go(std::vector<std::pair<Slot, Source>> sources) {
 inline Recipe::~Recipe() { let_go(std::move(sources)); }
 
 inline DroppedValue::DroppedValue(intrusive_ptr<Recipe> from, Geometry as)
-    : lock(from->lock), recipe(std::move(from)), geometry(std::move(as)) {}
+    : pass(from->pass),
+      is_offloaded(from->kind == Recipe::Kind::FETCH),
+      recipe(std::move(from)),
+      geometry(std::move(as)) {}
 inline DroppedValue::~DroppedValue() = default;
 
 inline void DroppedValue::release_resources() {

@@ -1,0 +1,282 @@
+"""The way of offloaded values to the host's memory and back. Every stream, event and host buffer is here.
+
+The offloaded values of one forward pass are numbered in the order in which they leave. At most a window of bytes is on
+its way at a time.
+
+- *Leaving.* Right after the op that made a value, a copy of its whole storage to the host is started beside the
+  computation. The storage is referred to until the copies that were started since are more than the window, or the
+  forward pass ends; the computation then waits for the copy, and the memory goes as that of a dropped value does.
+- *Coming back.* Whenever a dropped value is read that is not there, and before any recipe runs for it, values are
+  started on their way back, the one that left last first, for as long as what is on its way and not yet read fits the
+  window. A value whose turn to be read comes before that is started then.
+
+Nothing depends on how fast copies are: memory is taken and let go of in the order in which the host comes by, and on
+the stream that computes. Who comes too early waits, on the device; the host never does. No memory that a copy reads or
+writes goes back to the allocator before the computation's stream has waited for the copy.
+
+A storage that is written while it leaves would be copied half old, half new. Writes that the tape hears wait for the
+copy first; of others the storage's version tells, and whoever reads the value gets a `StaleValueError`.
+
+On the CPU the same happens with copies that are done at once. Nobody gains by that, except whoever tests the rules.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from contextlib import nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from memfit.errors import StaleValueError
+from memfit.runtime.storage_size import storage_bytes_on
+from memfit.runtime.torch_internals import unseen_by_dispatch_modes
+from memfit.runtime.values import storage_as_bytes
+
+if TYPE_CHECKING:
+    from memfit.runtime.regions import Place
+
+_NOTHING = nullcontext()
+
+
+class Offloading:
+    """The offloaded values of one forward pass."""
+
+    def __init__(self) -> None:
+        self._window_bytes = 0
+        self._copies: list[weakref.ref[OffloadedCopy]] = []
+        self._leaving: deque[_Departure] = deque()
+        self._bytes_leaving = 0
+        # By number: which are yet to be started on their way back, in order, and which are on it and not yet read.
+        self._waiting: list[int] = []
+        self._ahead: set[int] = set()
+
+    def send(self, tensor: Tensor, place: Place, op_name: str, window_bytes: int) -> OffloadedCopy | None:
+        """Let what is in the tensor's storage leave the device, or return None where it has to stay.
+
+        ``tensor`` must share the version counter of the op's output and refer to nothing but memory. Whoever still
+        wants the value holds what is returned.
+        """
+        if not _can_leave(tensor):
+            return None
+        self._window_bytes = window_bytes
+        departure = _Departure(tensor, f"{place.path}::{op_name}")
+        copy = OffloadedCopy(self, len(self._copies), departure)
+        self._waiting.append(len(self._copies))
+        self._copies.append(weakref.ref(copy))
+        self._leaving.append(departure)
+        self._bytes_leaving += departure.num_bytes
+        self._let_go_beyond(window_bytes)
+        return copy
+
+    def end_forward(self) -> None:
+        """Let go of all that is still leaving."""
+        self._let_go_beyond(-1)
+
+    def _let_go_beyond(self, num_bytes: int) -> None:
+        while self._leaving and self._bytes_leaving > num_bytes:
+            departure = self._leaving.popleft()
+            self._bytes_leaving -= departure.num_bytes
+            departure.let_go()
+
+    def fetch_ahead(self) -> None:
+        """Start what left last and has not come back yet, as far as the window goes. The caller has the tape's lock."""
+        on_their_way = [copy for number in self._ahead if (copy := self._copies[number]()) is not None]
+        bytes_ahead = sum(copy.num_bytes for copy in on_their_way)
+        while self._waiting:
+            number = self._waiting[-1]
+            copy = self._copies[number]()
+            # What nobody wants any more stays where it is.
+            if copy is not None:
+                bytes_ahead += copy.num_bytes
+                if bytes_ahead > self._window_bytes:
+                    return
+                copy.start()
+                self._ahead.add(number)
+            self._waiting.pop()
+
+    def note_read(self, number: int) -> None:
+        """Note that ``number`` has come back: it is neither awaited nor on its way any more."""
+        if number in self._ahead:
+            self._ahead.remove(number)
+        else:
+            self._waiting.remove(number)
+
+
+class OffloadedCopy:
+    """One value in the host's memory, or on its way back. Giving it up frees whatever it still takes."""
+
+    __slots__ = ("__weakref__", "_arrived", "_buffer", "_departure", "_host", "_number", "_offloading")
+
+    def __init__(self, offloading: Offloading, number: int, departure: _Departure) -> None:
+        self._offloading = offloading
+        self._number = number
+        self._departure = departure
+        self._buffer: Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+        self._host: Tensor | None = departure.host_copy()
+
+    @property
+    def num_bytes(self) -> int:
+        """What the value takes on the device."""
+        return self._departure.num_bytes
+
+    def before_write(self, num_counted: int) -> None:
+        """Let the storage that left be written, by an op that has counted ``num_counted`` of its writes already."""
+        self._departure.settle(num_counted)
+
+    def start(self) -> None:
+        """Start the copy back, into memory that the value's own stream could have taken."""
+        assert self._host is not None
+        self._departure.settle()
+        streams = self._departure.streams
+        with _NOTHING if streams.main is None else torch.cuda.stream(streams.main):
+            self._buffer = torch.empty(self._host.numel(), dtype=torch.uint8, device=self._departure.device)
+            self._arrived = _copied_beside(self._buffer, self._host, streams.back)
+
+    def fetch(self) -> Tensor:
+        """Return what the storage held, as bytes on its device. It can be had once; the caller has the tape's lock."""
+        if self._buffer is None:
+            self.start()
+        self._departure.refuse_if_torn()
+        _wait_for(self._arrived, self._departure.streams)
+        self._offloading.note_read(self._number)
+        buffer = self._buffer
+        assert buffer is not None
+        self._host = self._buffer = self._arrived = None
+        return buffer
+
+    def __del__(self) -> None:
+        # It was on its way back, and nobody will read it.
+        _wait_before_freeing(self._arrived, self._departure.streams)
+
+
+class _Departure:
+    """A storage on its way to the host, which must be neither let go of nor written before it got there."""
+
+    __slots__ = (
+        "_is_settled",
+        "_left",
+        "_maker",
+        "_original",
+        "_torn_at",
+        "_version",
+        "device",
+        "num_bytes",
+        "streams",
+    )
+
+    def __init__(self, tensor: Tensor, maker: str) -> None:
+        self.device = tensor.device
+        self.num_bytes = storage_bytes_on(tensor.device, tensor)
+        self.streams = _streams_for(tensor.device)
+        self._original: Tensor | None = tensor
+        self._version = tensor._version
+        self._maker = maker
+        self._left: torch.cuda.Event | None = None
+        self._is_settled = False
+        # The version at which it was found to have been written too early.
+        self._torn_at: int | None = None
+
+    def host_copy(self) -> Tensor:
+        """Start the copy and return where it goes to."""
+        assert self._original is not None
+        # A ledger of what lives on the CPU would otherwise take the host's copies for the device's memory.
+        with unseen_by_dispatch_modes():
+            content = storage_as_bytes(self._original)
+            is_pinned = self.streams.out is not None
+            host = torch.empty(content.numel(), dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
+        self._left = _copied_beside(host, content, self.streams.out)
+        return host
+
+    def settle(self, num_counted: int = 0) -> None:
+        """Let whatever comes next on the computing streams find the copy done; it is torn if it was written by now.
+
+        ``num_counted`` writes may be counted already of an op that is yet to run.
+        """
+        _wait_for(self._left, self.streams)
+        if not self._is_settled:
+            assert self._original is not None
+            if self._original._version > self._version + num_counted:
+                self._torn_at = self._original._version
+            self._is_settled = True
+
+    def let_go(self) -> None:
+        """Give the storage up."""
+        self.settle()
+        self._original = None
+
+    def refuse_if_torn(self) -> None:
+        """Raise where nobody knows what was copied."""
+        if self._torn_at is not None:
+            raise StaleValueError(
+                f"the output of {self._maker} was changed while it was being copied to the host's memory (version "
+                f"{self._torn_at}, was {self._version}), by a write that the plan does not know of, but the backward "
+                "pass still needs what it held. Change a clone of it, or plan without offloading it."
+            )
+
+    def __del__(self) -> None:
+        if self._original is not None:
+            _wait_before_freeing(self._left, self.streams)
+
+
+class _Streams(NamedTuple):
+    """Where a value was made, and where it is copied from and to the device. The CPU has none."""
+
+    main: torch.cuda.Stream | None = None
+    out: torch.cuda.Stream | None = None
+    back: torch.cuda.Stream | None = None
+
+
+def _streams_for(device: torch.device) -> _Streams:
+    if device.type != "cuda":
+        return _Streams()
+    return _Streams(torch.cuda.current_stream(device), *_side_streams(device))
+
+
+@cache
+def _side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+
+def _can_leave(tensor: Tensor) -> bool:
+    """Return whether there is a way to the host: not for tensors without memory, nor into a captured graph."""
+    if type(tensor) is not Tensor or tensor.device.type not in ("cpu", "cuda"):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _copied_beside(target: Tensor, source: Tensor, side: torch.cuda.Stream | None) -> torch.cuda.Event | None:
+    """Start a copy on ``side``, after all that is launched on the current stream; return when it is done.
+
+    The allocator of pinned memory takes note of the copy, so that host buffers can be given up at any time.
+    """
+    if side is None:
+        with unseen_by_dispatch_modes():
+            target.copy_(source)
+        return None
+    side.wait_stream(torch.cuda.current_stream(side.device))
+    with torch.cuda.stream(side), unseen_by_dispatch_modes():
+        target.copy_(source, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record(side)
+    return done
+
+
+def _wait_for(event: torch.cuda.Event | None, streams: _Streams) -> None:
+    """Let what computes wait for ``event``: the stream on which the value was made, and the one in use now."""
+    if event is None or streams.main is None:
+        return
+    streams.main.wait_event(event)
+    current = torch.cuda.current_stream(streams.main.device)
+    if current != streams.main:
+        current.wait_event(event)
+
+
+def _wait_before_freeing(event: torch.cuda.Event | None, streams: _Streams) -> None:
+    """Let the stream whose memory is about to be free wait for the copy that may still use it."""
+    if event is not None and streams.main is not None:
+        streams.main.wait_event(event)

@@ -1,0 +1,185 @@
+"""What is written while it leaves the device: the copy keeps the old content, or whoever reads it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.offloading_plans import EVERYTHING, WINDOWS, noted_copies, plan_by_op
+from torch import Tensor, nn
+
+import memfit
+
+WIDTH = 8
+
+
+@torch.library.custom_op("memfit_tests::tripled_in_place", mutates_args=("t",))
+def tripled_in_place(t: Tensor) -> None:
+    t.mul_(3)
+
+
+class Maker(nn.Module):
+    """The sine needs the sum again, which is recomputed, and the sum the product, which is offloaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, WIDTH))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        product = x * self.weight
+        return product, (product + 1).sin()
+
+
+class Writes(nn.Module):
+    """Writes to the product after it was read."""
+
+    def __init__(self, write: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.maker = Maker()
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        product, made = self.maker(x)
+        self.write(product)
+        return made.sum() + product.sum()
+
+
+def batch() -> Tensor:
+    return torch.linspace(-2, 2, 4 * WIDTH).reshape(4, WIDTH)
+
+
+def plan_for(model: nn.Module, window_bytes: int) -> memfit.Plan:
+    return plan_by_op(model, batch(), offload=["aten.mul"], recompute=["aten.add"], window_bytes=window_bytes)
+
+
+def gradient(model: Writes) -> Tensor:
+    model.zero_grad()
+    model(batch()).backward()
+    assert model.maker.weight.grad is not None
+    return model.maker.weight.grad.clone()
+
+
+def add_in_place(product: Tensor) -> None:
+    product.add_(1)
+
+
+def zero_a_part(product: Tensor) -> None:
+    product[1:3].zero_()
+
+
+def write_twice(product: Tensor) -> None:
+    product.add_(1)
+    product.sin_()
+
+
+@pytest.mark.parametrize("window_bytes", WINDOWS)
+@pytest.mark.parametrize(
+    "write", [add_in_place, zero_a_part, write_twice, tripled_in_place], ids=["all", "part", "twice", "library"]
+)
+def test_a_write_that_is_heard_waits_for_the_copy(
+    write: Callable[[Tensor], Any], window_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Writes(write)
+    plan = plan_for(model, window_bytes)
+    plain = gradient(model)
+    copies = noted_copies(monkeypatch)
+    with memfit.apply(model, plan):
+        assert torch.equal(gradient(model), plain)
+    assert copies
+
+
+def unheard(plan: memfit.Plan) -> memfit.Plan:
+    """Return the plan that listens only where the product is made."""
+    return replace(plan, regions=("maker",), watched=("maker",))
+
+
+def test_a_write_that_nobody_hears_tears_what_is_still_leaving() -> None:
+    model = Writes(add_in_place)
+    plan = unheard(plan_for(model, EVERYTHING))
+    message = r"maker::aten\.mul was changed while it was being copied .* \(version 1, was 0\)"
+    with memfit.apply(model, plan):
+        loss = model(batch())
+        for _ in range(2):
+            with pytest.raises(memfit.StaleValueError, match=message):
+                loss.backward(retain_graph=True)
+        model.write = lambda product: None
+        gradient(model)
+
+
+def test_a_write_that_nobody_hears_comes_too_late_for_what_has_left() -> None:
+    model = Writes(add_in_place)
+    plain = gradient(model)
+    with memfit.apply(model, unheard(plan_for(model, window_bytes=0))):
+        assert torch.equal(gradient(model), plain)
+    # One byte less than the product takes lets it go at once, too; its own size does not.
+    num_bytes = batch().nbytes
+    with memfit.apply(model, unheard(plan_for(model, num_bytes - 1))):
+        assert torch.equal(gradient(model), plain)
+    with memfit.apply(model, unheard(plan_for(model, num_bytes))), pytest.raises(memfit.StaleValueError):
+        gradient(model)
+
+
+def test_a_write_that_is_heard_after_one_that_is_not() -> None:
+    class WritesTwice(Writes):
+        def __init__(self) -> None:
+            super().__init__(add_in_place)
+            self.writer = Writer()
+
+        def forward(self, x: Tensor) -> Tensor:
+            product, made = self.maker(x)
+            self.write(product)
+            return made.sum() + self.writer(product).sum()
+
+    class Writer(nn.Module):
+        def forward(self, product: Tensor) -> Tensor:
+            return product.mul_(3)
+
+    model = WritesTwice()
+    plan = plan_for(model, EVERYTHING)
+    with memfit.apply(model, replace(plan, regions=("maker", "writer"), watched=("maker",))):
+        with pytest.raises(memfit.StaleValueError, match=r"version 1, was 0"):
+            gradient(model)
+        model.write = lambda product: None
+        planned = gradient(model)
+    assert torch.equal(planned, gradient(model))
+
+
+class InPlace(nn.Module):
+    """Works in place on what was offloaded, and keeps views of what it held before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = x * self.weight
+        before = (product[1:] + 1).sin()
+        product.neg_()
+        after = (product.t()[:3] - 1).cos()
+        return before.sum() + after.sum() + product.exp().sum()
+
+
+@pytest.mark.parametrize("window_bytes", WINDOWS)
+@pytest.mark.parametrize(
+    "fates",
+    [
+        {"offload": ["aten.mul"], "recompute": ["aten.neg_", "aten.add", "aten.sub"]},
+        {"offload": ["aten.mul"], "recompute": ["aten.add", "aten.sub"]},
+        {"offload": ["aten.mul", "aten.neg_"], "recompute": ["aten.add", "aten.sub"]},
+        {"offload": ["aten.neg_", "aten.add", "aten.sub"]},
+    ],
+    ids=["replayed", "saved", "not offloaded itself", "offloaded around"],
+)
+def test_ops_that_work_in_place_on_what_was_offloaded(fates: dict[str, list[str]], window_bytes: int) -> None:
+    model = InPlace()
+    plan = plan_by_op(model, batch(), **fates, window_bytes=window_bytes)
+    model(batch()).backward()
+    assert model.weight.grad is not None
+    plain = model.weight.grad.clone()
+    with memfit.apply(model, plan):
+        model.zero_grad()
+        model(batch()).backward()
+    assert torch.equal(model.weight.grad, plain)
