@@ -1,0 +1,171 @@
+"""Memory with offloading is exact: counted by hand on a chain, and as the simulator says on whole models."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.engine.offloading_plans import EVERYTHING, plan_by_op
+from tests.engine.plans import every_value, profile_of
+from tests.engine.zoo import BY_NAME
+from torch import Tensor, nn
+
+import memfit
+from memfit.capture.step import TrainingStep
+from memfit.graph.plan import Decision
+from memfit.planning import offload_search
+from memfit.planning.offload_rules import Offloading
+from memfit.planning.simulator import simulated
+from memfit.planning.step import Step
+from memfit.runtime.ledger import StorageLedger
+from memfit.runtime.native_tape import memory_told_to
+from memfit.verification.trials import Trials
+from memfit.verification.ways import planned
+
+NUM_LINKS = 6
+NUM_ELEMENTS = 1000
+VALUE_BYTES = 4 * NUM_ELEMENTS
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Chain(nn.Sequential):
+    """A hyperbolic tangent after the other. Each saves its own result and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(Scaled(), *(nn.Tanh() for _ in range(NUM_LINKS)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sum()
+
+
+class Seen:
+    """How many values' worth of memory there is after each link of the chain, forth and back, and at most."""
+
+    def __init__(self, model: Chain, x: Tensor) -> None:
+        self.forth: list[int] = []
+        self.back: list[int] = []
+        self._ledger = StorageLedger()
+        self._held = [*model.parameters(), x]
+        self._ledger.track(self._held)
+        self._before = self._ledger.live_bytes
+
+    @property
+    def most(self) -> int:
+        """Return the peak."""
+        return self._in_values(self._ledger.peak_bytes)
+
+    @contextmanager
+    def watching(self, model: Chain) -> Iterator[None]:
+        """Note what lives after each link of the forward pass, and when the gradient of each has been computed."""
+
+        def after_link(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+            self.forth.append(self._in_values(self._ledger.live_bytes))
+            output.register_hook(lambda _: self.back.append(self._in_values(self._ledger.live_bytes)))
+
+        hooks = [module.register_forward_hook(after_link) for module in model.children()]
+        with self._ledger, memory_told_to(lambda made: self._ledger.track([made])):
+            yield
+        for hook in hooks:
+            hook.remove()
+        self._ledger.forget(self._held)
+
+    def _in_values(self, num_bytes: int) -> int:
+        # Beside the values there are a few scalars: the loss, its gradient, and that of the scale.
+        values, scalars = divmod(num_bytes - self._before, VALUE_BYTES)
+        assert scalars <= 16
+        return values
+
+
+def seen_in_a_step(window_bytes: int, *, offloads: bool = True) -> Seen:
+    torch.manual_seed(0)
+    model, x = Chain(), torch.randn(NUM_ELEMENTS)
+    plan = plan_by_op(model, x, offload=["aten.tanh"] if offloads else [], window_bytes=window_bytes)
+    with memfit.apply(model, plan):
+        seen = Seen(model, x)
+        with seen.watching(model):
+            model(x).backward()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("window_bytes", "forth", "back", "most"),
+    [
+        # While a link computes, its argument and its result are there; what has left is gone at once. In the backward
+        # pass a link needs its own result and a gradient, and makes another gradient.
+        (0, [1, 2, 2, 2, 2, 2, 2], [0, 1, 1, 1, 1, 1, 1], 3),
+        # What is larger than the window goes as if there was none.
+        (VALUE_BYTES - 1, [1, 2, 2, 2, 2, 2, 2], [0, 1, 1, 1, 1, 1, 1], 3),
+        # The last one that left is still referred to, but it is the argument of the next link anyway. Coming back, a
+        # value is started when it is read, and no other fits beside it.
+        (VALUE_BYTES, [1, 2, 2, 2, 2, 2, 2], [0, 1, 1, 1, 1, 1, 1], 3),
+        # Argument and result are on their way out; coming back, the next one waits to be read, where there is one.
+        (2 * VALUE_BYTES, [1, 2, 2, 2, 2, 2, 2], [0, 2, 2, 2, 2, 2, 1], 4),
+        (3 * VALUE_BYTES, [1, 2, 2, 3, 3, 3, 3], [0, 3, 3, 3, 3, 2, 1], 5),
+        # All stay until the forward pass ends, and come back together, when the first is read.
+        (EVERYTHING, [1, 2, 2, 3, 4, 5, 6], [0, 6, 5, 4, 3, 2, 1], 7),
+    ],
+)
+def test_memory_of_a_chain_by_hand(window_bytes: int, forth: list[int], back: list[int], most: int) -> None:
+    seen = seen_in_a_step(window_bytes)
+    assert (seen.forth, seen.back, seen.most) == (forth, back, most)
+
+
+def test_what_the_chain_would_hold_without_offloading() -> None:
+    seen = seen_in_a_step(0, offloads=False)
+    assert (seen.forth, seen.back, seen.most) == ([1, 2, 2, 3, 4, 5, 6], [6, 6, 5, 4, 3, 2, 1], 7)
+
+
+NAMES = (
+    "gpt",
+    "gpt-autocast",
+    "resnet",
+    "transformers-llama",
+    "mixture-of-experts",
+    "lstm-fp64",
+    "noise-and-shuffles",
+    "in-place-residuals",
+)
+NUM_PLANS = 8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_measured_peaks_are_the_predicted_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload_search, "SMALLEST_OFFLOADED_BYTES", 1)
+    example = BY_NAME[name]
+    profile, everything = profile_of(example), every_value(example)
+    model, batch, loss = example.build()
+    step = Step(profile)
+    draw = random.Random(name)
+    predicted, measured = [], []
+    with example.context():
+        trials = Trials(TrainingStep(model, batch, loss, None))
+        for number in range(NUM_PLANS):
+            share = (0.0, 0.3, 0.7)[number % 3]
+            recomputed = step.recomputed_of({value for value in step.plannable if draw.random() < share})
+            held = offload_search.held_by(step, frozenset(recomputed), offload_search.may_be_offloaded(step))
+            offloaded = frozenset(value for value in held if draw.random() < 0.7)
+            largest = max((profile.values[value].num_bytes for value in offloaded), default=0)
+            offloading = Offloading(offloaded, draw.choice((0, largest, 3 * largest, EVERYTHING)))
+            decisions = dict.fromkeys(recomputed, Decision.RECOMPUTE) | dict.fromkeys(offloaded, Decision.OFFLOAD)
+            plan = replace(
+                everything,
+                decisions={profile.values[value].name: decisions.get(value, Decision.SAVE) for value in step.plannable},
+                regions=("",),
+                watched=("",),
+                window_bytes=offloading.window_bytes,
+            )
+            predicted.append(simulated(step, recomputed, offloading).peak_bytes)
+            measured.append(trials.measured(planned(plan)).peak_bytes)
+    assert measured == predicted
