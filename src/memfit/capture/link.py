@@ -1,12 +1,13 @@
 """Measures the way between the device and the host's memory, which offloaded values take twice.
 
-Copies go through pinned memory, as the engine's do, and both ways at once: at the turn of a step some values are still
-on their way out while others are fetched back, and links are slower then.
+Copies go through pinned memory, as the engine's do, and one way at a time: the engine waits for all that leaves before
+the forward pass ends, and fetches nothing before the backward pass.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -47,14 +48,11 @@ def measured_link(device: torch.device) -> Link | None:
             out = _Lane(target=_pinned(), source=_on_device(device), stream=torch.cuda.Stream(device))
             back = _Lane(target=_on_device(device), source=_pinned(), stream=torch.cuda.Stream(device))
             # The first time, nothing is warm.
-            for num_bytes in (_LARGE_BYTES, _SMALL_BYTES):
-                _seconds_of_copies(out, back, num_bytes)
-            large = _seconds_of_copies(out, back, _LARGE_BYTES)
-            small = _seconds_of_copies(out, back, _SMALL_BYTES)
+            for lane in (out, back):
+                _seconds_of_copies(lane)
+            return link_of(_seconds_of_copies(out), _seconds_of_copies(back), host_free_bytes)
     except RuntimeError:
         return None
-    out_seconds, back_seconds = (CopySeconds(*pair) for pair in zip(large, small, strict=True))
-    return link_of(out_seconds, back_seconds, host_free_bytes)
 
 
 def link_of(out: CopySeconds, back: CopySeconds, host_free_bytes: int) -> Link | None:
@@ -89,18 +87,18 @@ class _Lane:
         return marks
 
 
-def _seconds_of_copies(out: _Lane, back: _Lane, num_bytes: int) -> tuple[float, float]:
-    """Return how long a copy takes each way, while the other way is as busy."""
-    start = torch.cuda.Event()
-    keep_gpu_busy(_PAUSE_CYCLES)
-    start.record()
-    marks_of = [lane.launch(num_bytes, start) for lane in (out, back)]
-    for marks in marks_of:
+def _seconds_of_copies(lane: _Lane) -> CopySeconds:
+    """Return how long copies of both sizes take."""
+    seconds = []
+    for num_bytes in (_LARGE_BYTES, _SMALL_BYTES):
+        start = torch.cuda.Event()
+        keep_gpu_busy(_PAUSE_CYCLES)
+        start.record()
+        marks = lane.launch(num_bytes, start)
         marks[-1].synchronize()
-    out_seconds, back_seconds = (
-        median(marks[place].elapsed_time(marks[place + 1]) for place in range(_NUM_COPIES)) / 1e3 for marks in marks_of
-    )
-    return out_seconds, back_seconds
+        gaps = [before.elapsed_time(after) for before, after in pairwise(marks)]
+        seconds.append(median(gaps) / 1e3)
+    return CopySeconds(*seconds)
 
 
 def _pinned() -> Tensor:
