@@ -307,6 +307,15 @@ def test_what_a_raw_kernel_may_write_later_is_not_offloaded(monkeypatch: pytest.
     assert len(copies) == 2
 
 
+def test_an_op_that_hands_back_its_argument_has_made_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As dropout does with nothing to drop out."""
+    model = Computed(lambda x, w: torch.native_dropout(w[x.shape[0] :], 0.5, True)[0].sin() + x.sum(), numbers())
+    plan = plan_by_op(model, numbers(), offload=["aten.native_dropout"])
+    copies = noted_copies(monkeypatch)
+    assert_same_gradient(model, plan, numbers())
+    assert not copies
+
+
 def test_nothing_is_sent_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Computed(lambda x, w: (x * w).tanh().sin(), numbers())
     plan = plan_by_op(model, numbers(), offload=["aten.tanh"], window_bytes=EVERYTHING)
@@ -317,3 +326,19 @@ def test_nothing_is_sent_without_gradients(monkeypatch: pytest.MonkeyPatch) -> N
         assert not copies
         model(numbers())
         assert len(copies) == 1
+
+
+def test_backward_over_a_batch_of_gradients_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 6), nn.Tanh())
+    plan = plan_by_op(model, numbers(), offload=["aten.tanh"], recompute=["aten.addmm"], loss=torch.sum)
+    parameters = list(model.parameters())
+
+    def jacobian() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(model(numbers()).sum(0), parameters, torch.eye(6), is_grads_batched=True)
+
+    plain = jacobian()
+    copies = noted_copies(monkeypatch)
+    with memfit.apply(model, plan):
+        assert all(torch.equal(a, b) for a, b in zip(plain, jacobian(), strict=True))
+    assert len(copies) == 2

@@ -211,3 +211,21 @@ def test_a_write_that_is_counted_before_it_is_heard(streams: NotedStreams) -> No
     assert content(copies[0]) == value(0).tolist()
     with pytest.raises(StaleValueError, match="version 2, was 0"):
         copies[1].fetch()
+
+
+def test_a_host_without_room_is_named_in_the_error(streams: NotedStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+
+    def full(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*args, **kwargs)
+
+    passes, tensor = Offloading(), value(0)
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(RuntimeError, match="out of memory") as caught:
+        sent(passes, tensor, window_values=1)
+    assert caught.value.__notes__ == [
+        "memfit was about to offload 40 bytes to the host's memory, which could not be had. A plan for a smaller "
+        "host_budget takes less of it"
+    ]

@@ -53,6 +53,11 @@ def is_strided(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
+def lies_under(storage: torch.UntypedStorage, arguments: Any) -> bool:
+    """Return whether one of the tensors in ``arguments`` lies in ``storage``."""
+    return any(is_strided(tensor) and tensor.untyped_storage() is storage for tensor in tensors_in(arguments))
+
+
 def covers_its_storage(tensor: Tensor) -> bool:
     """Return whether every byte of the tensor's storage is an element of the tensor, once."""
     is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)

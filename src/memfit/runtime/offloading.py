@@ -65,8 +65,8 @@ class Offloading:
         self._window_bytes = window_bytes
         departure = _Departure(tensor, f"{place.path}::{op_name}")
         copy = OffloadedCopy(self, len(self._copies), departure)
-        self._waiting.append(len(self._copies))
         self._copies.append(weakref.ref(copy))
+        self._waiting.append(len(self._copies) - 1)
         self._leaving.append(departure)
         self._bytes_leaving += departure.num_bytes
         self._let_go_beyond(window_bytes)
@@ -86,8 +86,9 @@ class Offloading:
         """Start what left last and has not come back yet, as far as the window goes. The caller has the tape's lock."""
         on_their_way = [copy for number in self._ahead if (copy := self._copies[number]()) is not None]
         bytes_ahead = sum(copy.num_bytes for copy in on_their_way)
-        while self._waiting:
-            number = self._waiting[-1]
+        # Only the end of the list may grow meanwhile, if another thread is still in the forward pass.
+        for position in reversed(range(len(self._waiting))):
+            number = self._waiting[position]
             copy = self._copies[number]()
             # What nobody wants any more stays where it is.
             if copy is not None:
@@ -96,7 +97,7 @@ class Offloading:
                     return
                 copy.start()
                 self._ahead.add(number)
-            self._waiting.pop()
+            del self._waiting[position]
 
     def note_read(self, number: int) -> None:
         """Note that ``number`` has come back: it is neither awaited nor on its way any more."""
@@ -187,8 +188,7 @@ class _Departure:
         # A ledger of what lives on the CPU would otherwise take the host's copies for the device's memory.
         with unseen_by_dispatch_modes():
             content = storage_as_bytes(self._original)
-            is_pinned = self.streams.out is not None
-            host = torch.empty(content.numel(), dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
+            host = _host_buffer(content.numel(), is_pinned=self.streams.out is not None)
         self._left = _copied_beside(host, content, self.streams.out)
         return host
 
@@ -247,6 +247,17 @@ def _can_leave(tensor: Tensor) -> bool:
     if type(tensor) is not Tensor or tensor.device.type not in ("cpu", "cuda"):
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _host_buffer(num_bytes: int, *, is_pinned: bool) -> Tensor:
+    try:
+        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
+    except RuntimeError as error:
+        error.add_note(
+            f"memfit was about to offload {num_bytes} bytes to the host's memory, which could not be had. A plan for a "
+            "smaller host_budget takes less of it"
+        )
+        raise
 
 
 def _copied_beside(target: Tensor, source: Tensor, side: torch.cuda.Stream | None) -> torch.cuda.Event | None:

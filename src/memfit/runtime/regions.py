@@ -21,10 +21,29 @@ class Fate(IntEnum):
     OFFLOAD = 2
 
 
+_FATES = {Decision.RECOMPUTE: Fate.DROP, Decision.OFFLOAD: Fate.OFFLOAD}
+
 # What becomes of the outputs of one call: the same of all, or of each as told.
 DropPattern = Fate | tuple[Fate, ...]
 
-_FATES = {Decision.RECOMPUTE: Fate.DROP, Decision.OFFLOAD: Fate.OFFLOAD}
+
+def fate_of(position: int, pattern: DropPattern) -> Fate:
+    """Return what becomes of the output at ``position``."""
+    if not isinstance(pattern, tuple):
+        return pattern
+    return pattern[position] if position < len(pattern) else Fate.SAVE
+
+
+def has_drops(pattern: DropPattern) -> bool:
+    """Return whether any output is dropped."""
+    return pattern == Fate.DROP or (isinstance(pattern, tuple) and Fate.DROP in pattern)
+
+
+def without_drops(pattern: DropPattern) -> DropPattern:
+    """Return what is left of ``pattern`` where the op cannot be run again."""
+    if isinstance(pattern, tuple):
+        return tuple(Fate.SAVE if fate == Fate.DROP else fate for fate in pattern)
+    return Fate.SAVE if pattern == Fate.DROP else pattern
 
 
 class Place:

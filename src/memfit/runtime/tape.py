@@ -22,13 +22,13 @@ from memfit.runtime.call_arguments import (
     first_tensor,
     is_repeatable,
     is_strided,
-    tensors_in,
+    lies_under,
     written_tensors,
 )
 from memfit.runtime.offloading import Offloading
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.recipes import FetchRecipe, InPlaceRecipe, OverwriteRecipe, Recipe
-from memfit.runtime.regions import DropPattern, Fate, Region
+from memfit.runtime.regions import DropPattern, Fate, Region, fate_of, has_drops, without_drops
 from memfit.runtime.replay import read
 from memfit.runtime.torch_internals import (
     DispatchMode,
@@ -131,7 +131,7 @@ class Tape(DispatchMode):
         if pattern and (types or not torch.is_grad_enabled()):
             pattern = Fate.SAVE
         elif pattern and not is_repeatable(rule, args):
-            pattern = _without_drops(pattern) if rule.treatment is Treatment.PURE else Fate.SAVE
+            pattern = without_drops(pattern) if rule.treatment is Treatment.PURE else Fate.SAVE
         if rule.written:
             return self._run_writing_op(op, rule, pattern == Fate.DROP, args, kwargs)
         if rule.batch_norm_arguments is not None:
@@ -154,13 +154,13 @@ class Tape(DispatchMode):
     def _run_pure_op(
         self, op: Any, rule: OpRule, pattern: DropPattern, args: Any, kwargs: Any, recipe_args: Any
     ) -> Any:
-        drops = _has_drops(pattern)
+        drops = has_drops(pattern)
         draw = _generator_and_state(rule, args, kwargs) if drops and rule.draws_random else None
         result = op(*args, **kwargs)
         recipe = self._record(Recipe, op, rule, recipe_args, kwargs, draw) if drops else None
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         for position, output in enumerate(outputs):
-            fate = _fate_of(position, pattern)
+            fate = fate_of(position, pattern)
             if not fate or not isinstance(output, Tensor) or not is_strided(output):
                 continue
             storage = output.untyped_storage()
@@ -170,7 +170,7 @@ class Tape(DispatchMode):
             if fate == Fate.DROP:
                 assert recipe is not None
                 self._drop(storage, recipe.add_output(position, geometry_of(output)), output._version)
-            elif recipe is not None or not _is_among(storage, args, kwargs):
+            elif recipe is not None or not lies_under(storage, (args, kwargs)):
                 self._offload(storage, output, rule)
         return result
 
@@ -195,7 +195,7 @@ class Tape(DispatchMode):
             # replay leaves them out: they are counted once.
             self._before_write([tensor for tensor in (args[mean], args[variance]) if tensor is not None], rule)
             recipe_args = [None if position in (mean, variance) else arg for position, arg in enumerate(args)]
-            if _has_drops(pattern) and args[mean] is not None and _decides_on_type(args, mean):
+            if has_drops(pattern) and args[mean] is not None and _decides_on_type(args, mean):
                 recipe_args[mean], recipe_args[variance] = map(torch.empty_like, (args[mean], args[variance]))
         if not pattern:
             return op(*args, **kwargs)
@@ -357,28 +357,6 @@ class _PackedOutside(NamedTuple):
 
     def restored(self) -> Tensor:
         return self.unpack(self.payload)
-
-
-def _fate_of(position: int, pattern: DropPattern) -> Fate:
-    if not isinstance(pattern, tuple):
-        return pattern
-    return pattern[position] if position < len(pattern) else Fate.SAVE
-
-
-def _has_drops(pattern: DropPattern) -> bool:
-    return pattern == Fate.DROP or (isinstance(pattern, tuple) and Fate.DROP in pattern)
-
-
-def _without_drops(pattern: DropPattern) -> DropPattern:
-    """Return what is left of ``pattern`` where the op cannot be run again."""
-    if isinstance(pattern, tuple):
-        return tuple(Fate.SAVE if fate == Fate.DROP else fate for fate in pattern)
-    return Fate.SAVE if pattern == Fate.DROP else pattern
-
-
-def _is_among(storage: torch.UntypedStorage, args: Any, kwargs: Any) -> bool:
-    """Return whether one of the arguments lies in ``storage``."""
-    return any(is_strided(tensor) and tensor.untyped_storage() is storage for tensor in tensors_in([args, kwargs]))
 
 
 def _note_of(tensor: Tensor) -> StorageNote | None:

@@ -168,7 +168,7 @@ inline const Pattern* Tape::next_pattern(const OpRule& rule) {
   return call < calls.patterns.size() && !calls.patterns[call].saves_all() ? &calls.patterns[call] : nullptr;
 }
 
-inline bool is_among(const c10::StorageImpl* storage, at::ArrayRef<IValue> arguments) {
+inline bool lies_under(const c10::StorageImpl* storage, at::ArrayRef<IValue> arguments) {
   return any_tensor(arguments, [&](const Slot&, const Tensor& tensor) {
     return is_strided(tensor) && tensor.storage().unsafeGetStorageImpl() == storage;
   });
@@ -199,7 +199,7 @@ inline void Tape::run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet
     }
     if (fate == Fate::DROP) {
       drop(output, recipe->add_output(position, output), version_of(output));
-    } else if (recipe || !is_among(output.storage().unsafeGetStorageImpl(), recipe_arguments)) {
+    } else if (recipe || !lies_under(output.storage().unsafeGetStorageImpl(), recipe_arguments)) {
       offload(output, op, rule);
     }
   }
