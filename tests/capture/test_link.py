@@ -24,6 +24,15 @@ def test_bytes_and_copies_are_told_apart_by_two_sizes() -> None:
     assert link_of(back, out, 77) == Link(2.0**34, 2.0**35, seconds_per_copy=2.0**-16, host_free_bytes=77)
 
 
+def test_the_larger_slowdown_counts_and_never_one_below_nothing() -> None:
+    sound = seconds_on(2.0**35, 2.0**-16)
+    for slowdowns, told in (((0.25, 0.5), 0.5), ((-0.25, -0.5), 0.0)):
+        out, back = (sound._replace(slowdown=slowdown) for slowdown in slowdowns)
+        link = link_of(out, back, 77)
+        assert link is not None
+        assert link.slowdown == told
+
+
 def test_copies_take_nothing_for_themselves_rather_than_less() -> None:
     # Small copies at twice the rate of large ones.
     quick = CopySeconds(1.0, 2.0**-7)

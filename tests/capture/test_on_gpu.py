@@ -144,6 +144,7 @@ def test_the_way_to_the_host_is_measured_and_leaves_nothing_on_the_device() -> N
     assert 1e8 < link.out_bytes_per_second < 1e13
     assert 1e8 < link.back_bytes_per_second < 1e13
     assert 0.0 <= link.seconds_per_copy < 1e-2
+    assert 0.0 <= link.slowdown < 1.0
     assert link.host_free_bytes > 0
 
 

@@ -6,7 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
         measured_with=draw(texts),
         host=draw(st.none() | st.builds(HostCosts, *[seconds] * 7, runs_ahead=st.booleans())),
         inputs=draw(inputs),
-        link=draw(st.none() | st.builds(Link, rates, rates, seconds, sizes)),
+        link=draw(st.none() | st.builds(Link, rates, rates, seconds, sizes, seconds)),
     )
 
 
@@ -156,7 +156,7 @@ def document(tmp_path: Path) -> dict[str, Any]:
         (("link",), {}, r'link: "back_bytes_per_second".* is missing'),
         (
             ("link",),
-            {"out_bytes_per_second": 0, "back_bytes_per_second": 1, "seconds_per_copy": 0, "host_free_bytes": 0},
+            dict.fromkeys([field.name for field in fields(Link)], 0),
             r"link: out_bytes_per_second must be a number of bytes a second, above 0; got 0",
         ),
         (("blocks", 1, "layer_type"), "Conv", r"blocks\[1\]: layer_type must be one of Attention, FFN"),

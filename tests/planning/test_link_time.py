@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -9,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.graph.model_profile import Link
-from memfit.planning.link_time import Arrival, Departure, waiting_seconds
+from memfit.planning.link_time import COUNTED_SHARE, Arrival, Departure, waiting_seconds
 from memfit.planning.offload_rules import numbers_let_go, numbers_started
 
-# A byte a second out, two back, and a second for each copy.
-LINK = Link(out_bytes_per_second=1.0, back_bytes_per_second=2.0, seconds_per_copy=1.0, host_free_bytes=0)
+# As plans count: a byte a second out, two back, and a second for each copy.
+LINK = Link(1.0 / COUNTED_SHARE, 2.0 / COUNTED_SHARE, seconds_per_copy=1.0, host_free_bytes=0)
 
 
 def test_what_leaves_while_the_device_computes_costs_nothing() -> None:
@@ -35,6 +36,13 @@ def test_what_is_read_before_it_is_back_is_waited_for() -> None:
     # of which the device computes for two seconds.
     arrivals = [Arrival(20.0, [1], [1]), Arrival(20.0, [0]), Arrival(22.0, [], [0])]
     assert waiting_seconds(LINK, departures, 15.0, arrivals) == 3.0 + 1.0
+
+
+def test_the_device_computes_longer_while_it_copies() -> None:
+    departures = [Departure(0.0, 4, []), Departure(6.0, 4, [0])]
+    arrivals = [Arrival(20.0, [1]), Arrival(24.0, [0], [1]), Arrival(28.0, [], [0])]
+    # Two copies of five seconds, and two of three.
+    assert waiting_seconds(replace(LINK, slowdown=0.25), departures, 12.0, arrivals) == 4.0
 
 
 @pytest.mark.parametrize("window_bytes", [0, 3, 4, 5, 8, 100])

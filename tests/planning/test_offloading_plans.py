@@ -119,6 +119,17 @@ def test_what_must_be_saved_is_not_offloaded() -> None:
     assert all(made.decisions[name] is Decision.SAVE for name in made.decisions if name.rpartition("::")[0] == module)
 
 
+def test_what_did_not_come_back_in_trials_is_not_offloaded() -> None:
+    profile = profile_of("gpt")
+    first, second, *_ = may_be_offloaded(Step(profile))
+    changed = list(profile.values)
+    # A kernel that nobody hears may write it after the copy has left.
+    changed[first] = replace(changed[first], comes_back=False)
+    eligible = may_be_offloaded(Step(replace(profile, values=tuple(changed))))
+    assert first not in eligible
+    assert second in eligible
+
+
 def test_a_profile_without_a_link_says_what_to_do() -> None:
     with pytest.raises(InvalidParameterError, match="host_budget"):
         plan(gpt(num_blocks=2), budget=GIB, host_budget="auto")

@@ -1,7 +1,8 @@
 """Measures the way between the device and the host's memory, which offloaded values take twice.
 
 Copies go through pinned memory, as the engine's do, and one way at a time: the engine waits for all that leaves before
-the forward pass ends, and fetches nothing before the backward pass.
+the forward pass ends, and fetches nothing before the backward pass. They are timed beside computing, and that beside
+them: each takes something of the other's bandwidth.
 """
 
 from __future__ import annotations
@@ -23,22 +24,30 @@ _LARGE_BYTES = 64 * 2**20
 # Of copies this small, what each copy takes by itself is seen.
 _SMALL_BYTES = 2**20
 _NUM_COPIES = 9
+# Ops on so many bytes, as many as take about as long as the copies. An H200 is slowed down as much in matrix products
+# (1 % in both), but those would leave a workspace behind.
+_COMPUTED_BYTES, _NUM_OPS = 256 * 2**20, 100
+_NUM_ROUNDS = 5
 # About 5 ms: in less than that, all copies of one measurement are launched, and then run back to back.
 _PAUSE_CYCLES = 10_000_000
 
 
 class CopySeconds(NamedTuple):
-    """How long a copy of ``_LARGE_BYTES`` takes, and one of ``_SMALL_BYTES``."""
+    """How long a copy of ``_LARGE_BYTES`` takes, and one of ``_SMALL_BYTES``, both beside computing.
+
+    ``slowdown`` is the share of the large copies' time by which they make the computing longer.
+    """
 
     large: float
     small: float
+    slowdown: float = 0.0
 
 
 def measured_link(device: torch.device) -> Link | None:
     """Return what the way from ``device`` to the host's memory and back takes, and how much memory is free there.
 
-    None where the device is not a CUDA device, or has no room for 128 MiB, or the host does not let that much be
-    pinned: a profile is worth having without. torch keeps what it has pinned for the next who asks.
+    None where the device is not a CUDA device, or has no room for 384 MiB, or the host does not let 128 MiB be pinned:
+    a profile is worth having without. torch keeps what it has pinned for the next who asks.
     """
     if device.type != "cuda":
         return None
@@ -47,10 +56,9 @@ def measured_link(device: torch.device) -> Link | None:
         with torch.cuda.device(device):
             out = _Lane(target=_pinned(), source=_on_device(device), stream=torch.cuda.Stream(device))
             back = _Lane(target=_on_device(device), source=_pinned(), stream=torch.cuda.Stream(device))
-            # The first time, nothing is warm.
-            for lane in (out, back):
-                _seconds_of_copies(lane)
-            return link_of(_seconds_of_copies(out), _seconds_of_copies(back), host_free_bytes)
+            computing = _Computing(device)
+            out_seconds, back_seconds = (_seconds_of_copies(lane, computing) for lane in (out, back))
+            return link_of(out_seconds, back_seconds, host_free_bytes)
     except RuntimeError:
         return None
 
@@ -63,8 +71,13 @@ def link_of(out: CopySeconds, back: CopySeconds, host_free_bytes: int) -> Link |
     if not (0 < out.small < out.large and 0 < back.small < back.large):
         return None
     out_rate, back_rate = ((_LARGE_BYTES - _SMALL_BYTES) / (way.large - way.small) for way in (out, back))
-    by_itself = max(out.small - _SMALL_BYTES / out_rate, back.small - _SMALL_BYTES / back_rate, 0.0)
-    return Link(out_rate, back_rate, seconds_per_copy=by_itself, host_free_bytes=host_free_bytes)
+    return Link(
+        out_rate,
+        back_rate,
+        seconds_per_copy=max(out.small - _SMALL_BYTES / out_rate, back.small - _SMALL_BYTES / back_rate, 0.0),
+        host_free_bytes=host_free_bytes,
+        slowdown=max(out.slowdown, back.slowdown, 0.0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +100,50 @@ class _Lane:
         return marks
 
 
-def _seconds_of_copies(lane: _Lane) -> CopySeconds:
-    """Return how long copies of both sizes take."""
-    seconds = []
-    for num_bytes in (_LARGE_BYTES, _SMALL_BYTES):
-        start = torch.cuda.Event()
-        keep_gpu_busy(_PAUSE_CYCLES)
-        start.record()
-        marks = lane.launch(num_bytes, start)
-        marks[-1].synchronize()
-        gaps = [before.elapsed_time(after) for before, after in pairwise(marks)]
-        seconds.append(median(gaps) / 1e3)
-    return CopySeconds(*seconds)
+class _Computing:
+    """Something beside which to copy."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._operand = torch.zeros(_COMPUTED_BYTES, dtype=torch.uint8, device=device).view(torch.float32)
+
+    def launch(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Launch the ops, and return the events before and after them."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(_NUM_OPS):
+            self._operand.mul_(2.0)
+        end.record()
+        return begin, end
+
+
+def _seconds_of_copies(lane: _Lane, computing: _Computing) -> CopySeconds:
+    """Return how long copies of both sizes take beside computing, and what they take of it."""
+    copies: dict[int, list[float]] = {_LARGE_BYTES: [], _SMALL_BYTES: []}
+    alone, beside = [], []
+    # The first round warms up.
+    for number in range(_NUM_ROUNDS + 1):
+        rounds = [(num_bytes, *_milliseconds(lane, num_bytes, computing)) for num_bytes in copies]
+        without = _milliseconds(None, 0, computing)[1]
+        if number:
+            for num_bytes, gaps, _ in rounds:
+                copies[num_bytes] += gaps
+            alone.append(without)
+            beside.append(rounds[0][2])
+    large, small = (median(gaps) for gaps in copies.values())
+    copying = min(_NUM_COPIES * large, median(beside))
+    return CopySeconds(large / 1e3, small / 1e3, slowdown=(median(beside) - median(alone)) / copying)
+
+
+def _milliseconds(lane: _Lane | None, num_bytes: int, computing: _Computing) -> tuple[list[float], float]:
+    """Return how long each copy takes, and the computing beside them."""
+    start = torch.cuda.Event()
+    keep_gpu_busy(_PAUSE_CYCLES)
+    start.record()
+    marks = [] if lane is None else lane.launch(num_bytes, start)
+    begin, end = computing.launch()
+    for mark in (*marks[-1:], end):
+        mark.synchronize()
+    return [before.elapsed_time(after) for before, after in pairwise(marks)], begin.elapsed_time(end)
 
 
 def _pinned() -> Tensor:

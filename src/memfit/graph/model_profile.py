@@ -130,13 +130,14 @@ class Link:
     """The way between the device and the host's pinned memory: bytes a second out of the device and back into it.
 
     ``seconds_per_copy`` is what each copy takes beyond its bytes. ``host_free_bytes`` is how much memory of the host
-    was free when that was measured.
+    was free when that was measured. ``slowdown`` is the share by which the device computes longer while it copies.
     """
 
     out_bytes_per_second: float
     back_bytes_per_second: float
     seconds_per_copy: float
     host_free_bytes: int
+    slowdown: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -202,6 +202,7 @@ class _Reader:
             back_bytes_per_second=_rate(measured["back_bytes_per_second"], "back_bytes_per_second"),
             seconds_per_copy=_seconds(measured["seconds_per_copy"], "seconds_per_copy"),
             host_free_bytes=whole_number(measured["host_free_bytes"], "host_free_bytes"),
+            slowdown=_share(measured["slowdown"], "slowdown"),
         )
 
     def op(self, entry: Any, place: str) -> RecordedOp:
@@ -299,6 +300,12 @@ def _seconds(value: Any, name: str) -> float:
 def _rate(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise InvalidParameterError(f"{name} must be a number of bytes a second, above 0; got {shown(value)}")
+    return float(value)
+
+
+def _share(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise InvalidParameterError(f"{name} must be a number, at least 0; got {shown(value)}")
     return float(value)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from memfit.graph.model_profile import Link, Phase, Replay
+from memfit.planning.link_time import COUNTED_SHARE, out_seconds
 from memfit.planning.offload_rules import Offloading
 from memfit.planning.simulator import judged
 from memfit.planning.step import NEVER, Step
@@ -68,7 +69,7 @@ def most_offloaded_bytes(step: Step, added_seconds: float, host_budget_bytes: in
     link = step.profile.link
     assert link is not None
     step_seconds = max(step.profile.step_seconds, sum(step.op_seconds))
-    carried = int(link.out_bytes_per_second * (step_seconds + added_seconds))
+    carried = int(COUNTED_SHARE * link.out_bytes_per_second * (step_seconds + added_seconds))
     values = may_be_offloaded(step)
     margins = sum(step.value_bytes[value] - step.profile.values[value].num_bytes for value in values)
     return min(carried, host_budget_bytes, sum(step.profile.values[value].num_bytes for value in values)) + margins
@@ -78,7 +79,8 @@ def may_be_offloaded(step: Step) -> list[int]:
     """Return the values that can be sent away at all, in the order in which they are made, one of each op at most.
 
     They are what an op returned, alone in their storage and never written over, and wanted by nobody but the backward
-    pass from before its first read on.
+    pass from before its first read on. Only what was seen to come back is: elsewhere, a kernel that nobody hears may
+    write after the copy has left.
     """
     ops, values = step.profile.ops, step.profile.values
     first_read = step.last_time_before_reads
@@ -89,7 +91,8 @@ def may_be_offloaded(step: Step) -> list[int]:
         if (
             values[value].num_bytes >= SMALLEST_OFFLOADED_BYTES
             and op.phase is Phase.FORWARD
-            and op.replay in (Replay.YES, Replay.UNORDERED)
+            and op.replay is Replay.YES
+            and values[value].comes_back
             and not op.rewrites
             and step.overwritten_at[value] == NEVER
             and len(step.values_of_storage[storage]) == 1
@@ -163,8 +166,8 @@ def _as_the_link_carries(step: Step, link: Link, held: list[int], window_bytes: 
     for value in held:
         now += sum(step.op_seconds[op : step.value_op[value] + 1])
         op = step.value_op[value] + 1
-        seconds = link.seconds_per_copy + step.profile.values[value].num_bytes / link.out_bytes_per_second
-        if max(free_at - now, 0.0) + seconds <= window_bytes / link.out_bytes_per_second + link.seconds_per_copy:
+        seconds = out_seconds(link, step.profile.values[value].num_bytes)
+        if max(free_at - now, 0.0) + seconds <= out_seconds(link, window_bytes):
             free_at = max(free_at, now) + seconds
             sent.append(value)
     return sent
