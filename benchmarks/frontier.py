@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 import torch
 from frontier_captured import run_captured
 from frontier_models import SUBJECTS, Subject
-from frontier_results import OFFLOADING
+from frontier_results import GIB, NEAR_THE_FLOOR, OFFLOADING, label_at
 from measuring import Race, as_data, machine, print_rows
 from peers import eager_peers, offloaded
 from rich.console import Console
@@ -85,6 +85,9 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     for peer, peak_bytes in peaks.items():
         if peak_bytes is not None:
             planned.add(f"memfit at the peak of ({peer})", peak_bytes)
+    if not options.strategies and not options.small:
+        for activations_gib in NEAR_THE_FLOOR.get(name, {}):
+            planned.add(label_at(activations_gib), race.bytes_before("plain") + int(activations_gib * GIB))
     planned.add_evenly_spread(0 if options.strategies else options.points)
     print(f"{name}: planned in {clock.lap('planning'):.1f} s", flush=True)
     enter_plans(race, model, planned.plans)

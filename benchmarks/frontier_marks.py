@@ -14,7 +14,9 @@
    at least as fast as the strategy.
 7. *offloading*: where plans may use the host's memory, they are at least as fast as each eager peer at its memory,
    torch's save_on_cpu among them, none is above its budget, and predicted peaks are within 2 % of the measured.
-8. *gradients*: equal to the plain step's, or no farther from them than plain steps are from each other. Both are the
+8. *floor*: within the time that is asked for at given sizes (`frontier_results.NEAR_THE_FLOOR`), with the host's memory
+   where that was run.
+9. *gradients*: equal to the plain step's, or no farther from them than plain steps are from each other. Both are the
    largest of a few draws, so that a narrow miss can be chance; a wide one cannot.
 
 Beside them, without a mark: the smallest feasible budget and full checkpointing's peak, seconds of planning, and what
@@ -30,7 +32,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from frontier_results import FULL_CHECKPOINTING, GIB, OFFLOADING, ModelResult, PlanResult, load
+from frontier_results import (
+    FULL_CHECKPOINTING,
+    GIB,
+    NEAR_THE_FLOOR,
+    OFFLOADING,
+    ModelResult,
+    PlanResult,
+    label_at,
+    load,
+)
 from rich.console import Console
 from rich.table import Table
 from rows import Row
@@ -72,7 +83,7 @@ def verdict_beside(model: ModelResult, peer: Row) -> Verdict:
         return Verdict.UNREACHED
     if not ours.is_measured:
         return Verdict.FAILED
-    if ours.activation_peak_bytes > peer.activation_peak_bytes:
+    if ours.activation_peak_bytes > peer.activation_peak_bytes and model.is_planned_for_peak_of(peer.way):
         return Verdict.OVER
     return compared(ours, peer, model.time_noise) if peer.is_measured else Verdict.NOT_COMPARED
 
@@ -97,6 +108,7 @@ def marks_of(model: ModelResult) -> list[Mark]:
         half_of_memory(model),
         _strategies(model),
         _offloading(model),
+        _near_the_floor(model),
         _gradients(model),
     ]
 
@@ -121,6 +133,16 @@ def _offloading(model: ModelResult) -> Mark:
         return Mark("offloading", None, "not run")
     speed, peak = _speed(model.offloading), _peak(model.offloading)
     return Mark("offloading", bool(speed.is_met and peak.is_met), f"{speed.words}; {peak.words}")
+
+
+def _near_the_floor(model: ModelResult) -> Mark:
+    rows = model.rows if model.offloading is None else model.offloading.rows
+    asked = NEAR_THE_FLOOR.get(model.name, {})
+    taken = {gib: rows[label_at(gib)] for gib in asked if label_at(gib) in rows and rows[label_at(gib)].is_measured}
+    if not taken:
+        return Mark("floor", None, "nothing is asked for" if not asked else "not run")
+    words = [f"{row.ratio:.3f}× at {gib} GiB (asked for: {asked[gib]:g}×)" for gib, row in taken.items()]
+    return Mark("floor", all(row.ratio <= asked[gib] for gib, row in taken.items()), "; ".join(words))
 
 
 def _selective(model: ModelResult) -> Mark:

@@ -97,6 +97,13 @@ class Race:
             entrant.error = f"not timed: its first step took {seconds:.1f} s, more than {slow_limit_seconds:g} s"
         return entrant.peak_bytes
 
+    def bytes_before(self, name: str) -> int:
+        """Return what was there before the step of a way that did not raise."""
+        entrant = self._entrants[name]
+        assert entrant.peak_bytes is not None
+        assert entrant.activation_peak_bytes is not None
+        return entrant.peak_bytes - entrant.activation_peak_bytes
+
     def enter_as(self, name: str, same_as: str) -> None:
         """Let ``name`` have the results of ``same_as``, which does exactly the same."""
         self._same_as[name] = same_as
@@ -187,20 +194,28 @@ class Race:
     ) -> int:
         """Time all ways in turn, round after round, and return the number of rounds.
 
-        After ``fewest_rounds``, a round that would not end before ``end_by`` (of time.perf_counter) is not begun.
+        After ``fewest_rounds``, a round that would not end before ``end_by`` (of time.perf_counter) is not begun. Slow
+        ways come after all the others: they leave the device idle, and cold.
         """
-        order = list(self._entrants.values())
+        order = [entrant for entrant in self._entrants.values() if not entrant.is_slow]
         for number in range(num_rounds):
             begin = time.perf_counter()
-            for entrant in order:
-                if entrant.error is None and not (entrant.is_slow and number >= _ROUNDS_OF_SLOW_WAYS):
-                    self._attempt(entrant, lambda entrant=entrant: self._take_times(entrant, steps_per_round))
+            self._time(order, steps_per_round)
             # There and back again: what drifts with the machine's warmth cancels out.
             order.reverse()
             now = time.perf_counter()
             if end_by is not None and number + 1 >= fewest_rounds and now + (now - begin) > end_by:
-                return number + 1
+                num_rounds = number + 1
+                break
+        slow = [entrant for entrant in self._entrants.values() if entrant.is_slow]
+        for _ in range(min(num_rounds, _ROUNDS_OF_SLOW_WAYS)):
+            self._time(slow, steps_per_round)
         return num_rounds
+
+    def _time(self, entrants: Sequence[_Entrant], num_steps: int) -> None:
+        for entrant in entrants:
+            if entrant.error is None:
+                self._attempt(entrant, lambda entrant=entrant: self._take_times(entrant, num_steps))
 
     def rows(self) -> list[Row]:
         """Return what was measured, in the order in which the ways came."""

@@ -81,6 +81,7 @@ def test_what_meets_every_mark_is_said_to(tmp_path: Path) -> None:
     marks = {mark.name: mark.is_met for mark in marks_of(made(tmp_path))}
     assert marks.pop("strategies") is None
     assert marks.pop("offloading") is None
+    assert marks.pop("floor") is None
     assert list(marks.values()) == [True] * 6
 
 
@@ -116,6 +117,24 @@ def test_what_may_offload_is_a_group_of_its_own(tmp_path: Path, ours: float, pea
     page = markdown([model])
     assert f"| {SAVE_ON_CPU} | 5.000× | 3.0 | {ours:.3f}× | {peak:.1f} | " in page
     assert f"| {label} | 4.00 | {peak + 1:.2f} | {peak + 1:.2f} | 20.0% | 30.0% | {ours - 1:.1%} | 2.00 |" in page
+
+
+@pytest.mark.parametrize(("peak", "verdict"), [(3.0, "faster"), (3.003, "faster"), (3.006, "cannot be met")])
+def test_a_plan_that_stays_within_a_peak_by_luck_counts_there(tmp_path: Path, peak: float, verdict: str) -> None:
+    own = row("memfit at 3.00 GiB", 1.8, peak)
+    rows = [row("plain", 1.0, 10.0), row("plain again", 1.0, 10.0), row(SAVE_ON_CPU, 5.0, 3.0), own]
+    group = {"rows": rows, "plans": {own["way"]: plan(own)}, "machine": "another machine", "versions": {}}
+    model = made(tmp_path, offloading=group)
+    assert model.offloading is not None
+    assert verdict_beside(model.offloading, model.offloading.rows[SAVE_ON_CPU]) == verdict
+
+
+@pytest.mark.parametrize(("ratio", "is_met"), [(1.03, True), (1.031, False)])
+def test_times_near_the_floor_are_asked_for_at_given_sizes(tmp_path: Path, ratio: float, is_met: bool) -> None:
+    label = "memfit at 21.0 GiB of activations"
+    model = dataclasses.replace(made(tmp_path, row(label, ratio, 20.9)), name="gpt-2048")
+    assert mark(model, "floor").is_met is is_met
+    assert mark(model, "floor").words == f"{ratio:.3f}× at 21.0 GiB (asked for: 1.03×)"
 
 
 def test_captured_steps_are_a_group_of_their_own(tmp_path: Path) -> None:

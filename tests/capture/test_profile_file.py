@@ -84,7 +84,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
         measured_with=draw(texts),
         host=draw(st.none() | st.builds(HostCosts, *[seconds] * 7, runs_ahead=st.booleans())),
         inputs=draw(inputs),
-        link=draw(st.none() | st.builds(Link, rates, rates, seconds, sizes, seconds)),
+        link=draw(st.none() | st.builds(Link, rates, rates, *[seconds, sizes, seconds, seconds])),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -181,7 +182,10 @@ def test_the_host_never_waits() -> None:
         for _ in range(3):
             gradients(model, x)
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            # That it does not notice everything.
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode("error")
         try:
             model.zero_grad()
             model(x).backward()

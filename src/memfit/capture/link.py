@@ -7,16 +7,20 @@ them: each takes something of the other's bandwidth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import time
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memfit.capture.host_memory import free_host_bytes
 from memfit.graph.model_profile import Link
+from memfit.runtime.offloading import Offloading
+from memfit.runtime.regions import Place
 from memfit.runtime.torch_internals import keep_gpu_busy
 
 # Of copies this large, the bytes are what takes time.
@@ -58,7 +62,8 @@ def measured_link(device: torch.device) -> Link | None:
             back = _Lane(target=_on_device(device), source=_pinned(), stream=torch.cuda.Stream(device))
             computing = _Computing(device)
             out_seconds, back_seconds = (_seconds_of_copies(lane, computing) for lane in (out, back))
-            return link_of(out_seconds, back_seconds, host_free_bytes)
+            link = link_of(out_seconds, back_seconds, host_free_bytes)
+            return link and replace(link, host_seconds=_host_seconds(device))
     except RuntimeError:
         return None
 
@@ -144,6 +149,25 @@ def _milliseconds(lane: _Lane | None, num_bytes: int, computing: _Computing) -> 
     for mark in (*marks[-1:], end):
         mark.synchronize()
     return [before.elapsed_time(after) for before, after in pairwise(marks)], begin.elapsed_time(end)
+
+
+def _host_seconds(device: torch.device) -> float:
+    """Return what the host spends on one value: the least of several rounds, which is the least disturbed."""
+    values = [torch.empty(_SMALL_BYTES, dtype=torch.uint8, device=device) for _ in range(_NUM_COPIES)]
+    place = Place("", nn.Identity())
+    least = math.inf
+    for _ in range(_NUM_ROUNDS + 1):
+        torch.cuda.synchronize(device)
+        offloading = Offloading()
+        begin = time.perf_counter()
+        copies = [offloading.send(value, place, "", _SMALL_BYTES) for value in values]
+        offloading.end_forward()
+        for copy in reversed(copies):
+            offloading.fetch_ahead()
+            if copy is not None:
+                copy.fetch()
+        least = min(least, time.perf_counter() - begin)
+    return least / _NUM_COPIES
 
 
 def _pinned() -> Tensor:

@@ -130,7 +130,8 @@ class Link:
     """The way between the device and the host's pinned memory: bytes a second out of the device and back into it.
 
     ``seconds_per_copy`` is what each copy takes beyond its bytes. ``host_free_bytes`` is how much memory of the host
-    was free when that was measured. ``slowdown`` is the share by which the device computes longer while it copies.
+    was free when that was measured. ``slowdown`` is the share by which the device computes longer while it copies,
+    ``host_seconds`` what the host itself spends on sending a value and on fetching it.
     """
 
     out_bytes_per_second: float
@@ -138,6 +139,7 @@ class Link:
     seconds_per_copy: float
     host_free_bytes: int
     slowdown: float = 0.0
+    host_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -203,6 +203,7 @@ class _Reader:
             seconds_per_copy=_seconds(measured["seconds_per_copy"], "seconds_per_copy"),
             host_free_bytes=whole_number(measured["host_free_bytes"], "host_free_bytes"),
             slowdown=_share(measured["slowdown"], "slowdown"),
+            host_seconds=_seconds(measured["host_seconds"], "host_seconds"),
         )
 
     def op(self, entry: Any, place: str) -> RecordedOp:

@@ -165,7 +165,8 @@ class _Walk:
 
     @property
     def added_seconds(self) -> float:
-        added = self._step.time.added(self._dropped, len(self._run_ops), self.recompute_seconds)
+        num_offloaded = len(self._value_fetched_by)
+        added = self._step.time.added(self._dropped, len(self._run_ops), self.recompute_seconds, num_offloaded)
         return added + self.waiting_seconds
 
     @property

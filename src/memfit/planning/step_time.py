@@ -53,14 +53,23 @@ class StepTime:
     def __init__(self, profile: ModelProfile, listeners: Listeners) -> None:
         self._host = profile.host
         self._listeners = listeners
+        self._host_seconds_offloading = 0.0 if profile.link is None else profile.link.host_seconds
         self._device = device_seconds(profile.ops)
         self.launches_may_matter = self._launches_may_matter(profile)
 
-    def added(self, recomputed: Set[int], num_replayed: int, replay_seconds: float) -> float:
-        """Return the seconds that the step takes longer when these values are recomputed by running so many ops."""
-        if not self.launches_may_matter or not recomputed:
+    def added(self, dropped: Set[int], num_runs: int, replay_seconds: float, num_offloaded: int = 0) -> float:
+        """Return the seconds that the step takes longer when these values are dropped, and so many recipes run.
+
+        ``num_offloaded`` of the values go to the host, which has to send and to fetch them; that they may have to be
+        waited for is another matter.
+        """
+        if not self.launches_may_matter or not dropped:
             return replay_seconds
-        return self._of(self._listeners.cost_of(recomputed, num_replayed), replay_seconds) - self._of(_NOTHING, 0.0)
+        forward, backward = self._listeners.cost_of(dropped, num_runs)
+        # About as long for sending as for fetching.
+        offloading = num_offloaded * self._host_seconds_offloading / 2
+        listening = ListeningCost(forward + offloading, backward + offloading)
+        return self._of(listening, replay_seconds) - self._of(_NOTHING, 0.0)
 
     def at_least(self, replay_seconds: float) -> float:
         """Return the seconds that a plan adds at least if its replays take at least ``replay_seconds``."""
