@@ -1,16 +1,23 @@
 """Finds plans that also offload: what a plan without offloading holds may go to the host, as far as the link carries.
 
 Offloading beside the computing costs nothing, recomputing always does. So for a budget the best plan is often that of a
-larger budget, with enough of what it holds sent away. From plans spread over the frontier without offloading, values
-are sent in the order in which they are made: the first ones are wanted back last. How many, is tried in steps; also
-whether to send only what the link can take at that moment, or all, which waits; and with windows of several sizes. As
-everywhere, all that is tried is judged by the simulator, and the budget plays no part: a smaller one never gets a
+larger budget, with enough of what it holds sent away. Starting from plans of the frontier without offloading, values
+are sent in the order in which they are made: the first ones are wanted back last. Two rounds look for the best:
+
+1. from plans spread over the whole frontier, with windows of several sizes, sending only what the link can take at that
+   moment, or all, which waits; how many values, is tried in steps;
+2. at peaks spread evenly over what that found: with the window and the way to send that were the best there, from many
+   more plans, exactly as many values as it takes to stay within that peak.
+
+As everywhere, all that is tried is judged by the simulator, and the budget plays no part: a smaller one never gets a
 faster or a larger plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
+from itertools import product
+from typing import NamedTuple
 
 from memfit.graph.model_profile import Link, Phase, Replay
 from memfit.planning.link_time import COUNTED_SHARE, out_seconds
@@ -21,12 +28,14 @@ from memfit.planning.trade_off import Candidate
 
 # Smaller ones take the host more time than they are worth.
 SMALLEST_OFFLOADED_BYTES = 2**20
-# How many simulations a step of one op could pay for, and the limits of what a step gets.
-_EFFORT_OPS = 4_000_000
-_LEAST_TRIES, _MOST_TRIES = 240, 4_000
+# How many simulations a step of one op could pay for, and the limits of what each of the two rounds gets.
+_EFFORT_OPS = 2_000_000
+_LEAST_TRIES, _MOST_TRIES = 240, 2_400
 # As multiples of the value of middle size among those that a plan holds.
 _WINDOWS = (1, 2, 4, 8)
-_NUM_AMOUNTS = 10
+_NUM_AMOUNTS = 8
+# In the second round: at how many peaks, and from how many plans around the best.
+_NUM_PEAKS, _NUM_NEIGHBOURS = 24, 8
 
 
 def host_bytes_of(step: Step, values: Iterable[int]) -> int:
@@ -45,18 +54,22 @@ def with_offloading(
 
     None of the ``kept`` values is offloaded, and never more than the host has room for.
     """
-    link = step.profile.link
-    assert link is not None
-    eligible = [value for value in may_be_offloaded(step) if value not in kept]
-    candidates = [*frontier, *earlier, *_tried(step, link, frontier, eligible, host_budget_bytes)]
-    candidates.sort(
-        key=lambda c: (c.added_seconds, c.peak_bytes, len(c.offloading.values), sorted(c.offloading.values))
-    )
+    search = _Search(step, frontier, kept, host_budget_bytes)
+    search.send_in_steps()
+    search.send_just_enough()
+    return tuple(_unbeaten([*frontier, *earlier, *search.found]))
+
+
+def _unbeaten(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates that none beats, fastest first."""
     unbeaten: list[Candidate] = []
-    for candidate in candidates:
+    for candidate in sorted(
+        candidates,
+        key=lambda c: (c.added_seconds, c.peak_bytes, len(c.offloading.values), sorted(c.offloading.values)),
+    ):
         if not unbeaten or candidate.peak_bytes < unbeaten[-1].peak_bytes:
             unbeaten.append(candidate)
-    return tuple(unbeaten)
+    return unbeaten
 
 
 def most_offloaded_bytes(step: Step, added_seconds: float, host_budget_bytes: int) -> int:
@@ -129,26 +142,88 @@ def _replayed(step: Step, recomputed: frozenset[int]) -> set[int]:
     return replayed
 
 
-def _tried(
-    step: Step, link: Link, frontier: Sequence[Candidate], eligible: list[int], host_budget_bytes: int
-) -> Iterator[Candidate]:
-    num_tries = min(max(_EFFORT_OPS // max(step.num_ops, 1), _LEAST_TRIES), _MOST_TRIES)
-    num_starts = max(num_tries // (2 * len(_WINDOWS) * _NUM_AMOUNTS), 2)
-    seen: set[tuple[frozenset[int], Offloading]] = set()
-    for start in _spread(frontier, num_starts):
-        held = held_by(step, start.recomputed, eligible)
-        if not held:
-            continue
-        sizes = sorted(step.profile.values[value].num_bytes for value in held)
-        for window_bytes in (multiple * sizes[len(sizes) // 2] for multiple in _WINDOWS):
-            for sent in (_as_the_link_carries(step, link, held, window_bytes), held):
-                for count in sorted({-(-len(sent) * part // _NUM_AMOUNTS) for part in range(1, _NUM_AMOUNTS + 1)}):
-                    offloading = Offloading(frozenset(sent[:count]), window_bytes)
-                    key = (start.recomputed, offloading)
-                    if key in seen or host_bytes_of(step, offloading.values) > host_budget_bytes:
-                        continue
-                    seen.add(key)
-                    yield Candidate(start.recomputed, *judged(step, start.recomputed, offloading), offloading)
+class _Way(NamedTuple):
+    """How to send: from which plan of the spread ones, with what window, and whether it may have to wait."""
+
+    start: int
+    window_bytes: int
+    may_wait: bool
+
+
+class _Search:
+    """The two rounds over one step. ``found`` has every plan that was judged, with the way that led to it."""
+
+    def __init__(self, step: Step, frontier: Sequence[Candidate], kept: Set[int], host_budget_bytes: int) -> None:
+        assert step.profile.link is not None
+        self.found: dict[Candidate, _Way] = {}
+        self._step = step
+        self._link = step.profile.link
+        self._host_budget_bytes = host_budget_bytes
+        self._eligible = [value for value in may_be_offloaded(step) if value not in kept]
+        self._num_tries = min(max(_EFFORT_OPS // max(step.num_ops, 1), _LEAST_TRIES), _MOST_TRIES)
+        self._starts = _spread(frontier, max(self._num_tries // _NUM_NEIGHBOURS, 2))
+        self._sent: dict[_Way, list[int]] = {}
+        self._judged: dict[tuple[int, Offloading], Candidate] = {}
+
+    def send_in_steps(self) -> None:
+        """The first round."""
+        num_starts = max(self._num_tries // (2 * len(_WINDOWS) * _NUM_AMOUNTS), 2)
+        for start in sorted({len(self._starts) * k // num_starts for k in range(num_starts)} | {len(self._starts) - 1}):
+            held = self._held(start)
+            sizes = sorted(self._step.profile.values[value].num_bytes for value in held)
+            for multiple, may_wait in product(_WINDOWS if held else (), (False, True)):
+                way = _Way(start, multiple * sizes[len(sizes) // 2], may_wait)
+                num_values = len(self._sent_by(way))
+                for count in sorted({-(-num_values * part // _NUM_AMOUNTS) for part in range(1, _NUM_AMOUNTS + 1)}):
+                    self._try(way, count)
+
+    def send_just_enough(self) -> None:
+        """The second round."""
+        best = _unbeaten(self.found)
+        if not best:
+            return
+        high, low = best[0].peak_bytes, best[-1].peak_bytes
+        for peak_bytes in (high - (high - low) * k // _NUM_PEAKS for k in range(_NUM_PEAKS + 1)):
+            way = self.found[next(candidate for candidate in best if candidate.peak_bytes <= peak_bytes)]
+            first = max(way.start - _NUM_NEIGHBOURS // 2, 0)
+            for start in range(first, min(first + _NUM_NEIGHBOURS, len(self._starts))):
+                self._send_until(peak_bytes, way._replace(start=start))
+
+    def _send_until(self, peak_bytes: int, way: _Way) -> None:
+        """Find the fewest values that are enough; more of them never take more memory, or hardly ever."""
+        low, high = 0, len(self._sent_by(way))
+        while low < high:
+            middle = (low + high) // 2
+            candidate = self._try(way, middle)
+            if candidate is not None and candidate.peak_bytes > peak_bytes:
+                low = middle + 1
+            else:
+                high = middle
+        self._try(way, low)
+
+    def _try(self, way: _Way, count: int) -> Candidate | None:
+        """Judge the plan that sends the first ``count`` values; None where the host has no room for them."""
+        offloading = Offloading(frozenset(self._sent_by(way)[:count]), way.window_bytes if count else 0)
+        if host_bytes_of(self._step, offloading.values) > self._host_budget_bytes:
+            return None
+        key = way.start, offloading
+        if key not in self._judged:
+            recomputed = self._starts[way.start].recomputed
+            judgement = judged(self._step, recomputed, offloading)
+            self._judged[key] = Candidate(recomputed, *judgement, offloading)
+            self.found[self._judged[key]] = way
+        return self._judged[key]
+
+    def _held(self, start: int) -> list[int]:
+        return held_by(self._step, self._starts[start].recomputed, self._eligible)
+
+    def _sent_by(self, way: _Way) -> list[int]:
+        """Return the values to send, the first first."""
+        if way not in self._sent:
+            held = self._held(way.start)
+            carried = _as_the_link_carries(self._step, self._link, held, way.window_bytes)
+            self._sent[way] = held if way.may_wait else carried
+        return self._sent[way]
 
 
 def _spread(frontier: Sequence[Candidate], most: int) -> list[Candidate]:
