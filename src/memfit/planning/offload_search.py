@@ -28,14 +28,15 @@ from memfit.planning.trade_off import Candidate
 
 # Smaller ones take the host more time than they are worth.
 SMALLEST_OFFLOADED_BYTES = 2**20
-# How many simulations a step of one op could pay for, and the limits of what each of the two rounds gets.
-_EFFORT_OPS = 2_000_000
-_LEAST_TRIES, _MOST_TRIES = 240, 2_400
+# How many simulations a step of one op could pay for in each of the two rounds, and how many there are at least.
+_FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 2_000_000, 6_000_000
+_LEAST_TRIES, _MOST_FIRST_TRIES = 240, 2_400
 # As multiples of the value of middle size among those that a plan holds.
 _WINDOWS = (1, 2, 4, 8)
 _NUM_AMOUNTS = 8
-# In the second round: at how many peaks, and from how many plans around the best.
-_NUM_PEAKS, _NUM_NEIGHBOURS = 24, 8
+# In the second round: at how many peaks, in how many ways, and from how many plans around the best of each, at most. To
+# find out how many values are enough takes about so many tries.
+_NUM_PEAKS, _MOST_WAYS, _MOST_NEIGHBOURS, _NUM_HALVINGS = 24, 2, 12, 6
 
 
 def host_bytes_of(step: Step, values: Iterable[int]) -> int:
@@ -160,14 +161,15 @@ class _Search:
         self._link = step.profile.link
         self._host_budget_bytes = host_budget_bytes
         self._eligible = [value for value in may_be_offloaded(step) if value not in kept]
-        self._num_tries = min(max(_EFFORT_OPS // max(step.num_ops, 1), _LEAST_TRIES), _MOST_TRIES)
-        self._starts = _spread(frontier, max(self._num_tries // _NUM_NEIGHBOURS, 2))
+        self._num_first_tries = min(max(_FIRST_EFFORT_OPS // max(step.num_ops, 1), _LEAST_TRIES), _MOST_FIRST_TRIES)
+        self._num_second_tries = max(_SECOND_EFFORT_OPS // max(step.num_ops, 1), _LEAST_TRIES)
+        self._starts = _spread(frontier, max(self._num_second_tries // _MOST_NEIGHBOURS, 2))
         self._sent: dict[_Way, list[int]] = {}
         self._judged: dict[tuple[int, Offloading], Candidate] = {}
 
     def send_in_steps(self) -> None:
         """The first round."""
-        num_starts = max(self._num_tries // (2 * len(_WINDOWS) * _NUM_AMOUNTS), 2)
+        num_starts = max(self._num_first_tries // (2 * len(_WINDOWS) * _NUM_AMOUNTS), 2)
         for start in sorted({len(self._starts) * k // num_starts for k in range(num_starts)} | {len(self._starts) - 1}):
             held = self._held(start)
             sizes = sorted(self._step.profile.values[value].num_bytes for value in held)
@@ -179,15 +181,24 @@ class _Search:
 
     def send_just_enough(self) -> None:
         """The second round."""
-        best = _unbeaten(self.found)
-        if not best:
+        if not self.found:
             return
-        high, low = best[0].peak_bytes, best[-1].peak_bytes
+        peaks = [candidate.peak_bytes for candidate in self.found]
+        high, low = max(peaks), min(peaks)
+        num_searches = self._num_second_tries // (_NUM_PEAKS * _NUM_HALVINGS)
+        num_ways = min(max(num_searches // 2, 1), _MOST_WAYS)
+        num_neighbours = min(max(num_searches // num_ways, 1), _MOST_NEIGHBOURS)
+        first_round = sorted(self.found.items(), key=lambda entry: entry[0].added_seconds)
         for peak_bytes in (high - (high - low) * k // _NUM_PEAKS for k in range(_NUM_PEAKS + 1)):
-            way = self.found[next(candidate for candidate in best if candidate.peak_bytes <= peak_bytes)]
-            first = max(way.start - _NUM_NEIGHBOURS // 2, 0)
-            for start in range(first, min(first + _NUM_NEIGHBOURS, len(self._starts))):
-                self._send_until(peak_bytes, way._replace(start=start))
+            # The fastest start for each window and way to send, the fastest of those first.
+            best: dict[tuple[int, bool], _Way] = {}
+            for candidate, way in first_round:
+                if candidate.peak_bytes <= peak_bytes:
+                    best.setdefault(way[1:], way)
+            for way in list(best.values())[:num_ways]:
+                first = max(way.start - num_neighbours // 2, 0)
+                for start in range(first, min(first + num_neighbours, len(self._starts))):
+                    self._send_until(peak_bytes, way._replace(start=start))
 
     def _send_until(self, peak_bytes: int, way: _Way) -> None:
         """Find the fewest values that are enough; more of them never take more memory, or hardly ever."""
