@@ -50,6 +50,15 @@ def known_rules(step: Step) -> Iterator[set[int]]:
     yield everything | blocks.leaving()
 
 
+def whole_blocks(step: Step) -> Iterator[set[int]]:
+    """Yield what is recomputed where every block is replayed from what enters it, and where attention is spared."""
+    blocks = BlockValues(step)
+    everything = blocks.inside(range(len(step.profile.blocks)))
+    if everything:
+        yield everything
+        yield {value for value in everything if "attention" not in _op_name(step, value)}
+
+
 def _strategies(num_blocks: int) -> Iterator[LayerStrategy]:
     yield from (Full(), AttentionOnly(), FfnOnly(), SqrtLayers())
     for size in _sizes(num_blocks):

@@ -84,7 +84,9 @@ class KnownStep:
             found = self._offloading.get(key)
             if found is None or found.exploration is not exploration:
                 earlier = () if found is None else found.frontier
-                frontier = with_offloading(self.step, exploration.frontier, kept, host_budget_bytes, earlier)
+                frontier = with_offloading(
+                    self.step, exploration.frontier, host_budget_bytes, forced=forced, kept=kept, earlier=earlier
+                )
                 found = _OffloadingFrontier(exploration, frontier)
                 if len(self._offloading) >= _MOST_EXPLORATIONS:
                     del self._offloading[next(iter(self._offloading))]

@@ -1,8 +1,9 @@
 """Finds plans that also offload: what a plan without offloading holds may go to the host, as far as the link carries.
 
 Offloading beside the computing costs nothing, recomputing always does. So for a budget the best plan is often that of a
-larger budget, with enough of what it holds sent away. Starting from plans of the frontier without offloading, values
-are sent in the order in which they are made: the first ones are wanted back last. Two rounds look for the best:
+larger budget, with enough of what it holds sent away. Starting from plans of the frontier without offloading, and from
+such that replay each block from what enters it, values are sent in the order in which they are made: the first ones are
+wanted back last. Two rounds look for the best:
 
 1. from plans spread over the whole frontier, with windows of several sizes, sending only what the link can take at that
    moment, or all, which waits; how many values, is tried in steps;
@@ -20,6 +21,7 @@ from itertools import product
 from typing import NamedTuple
 
 from memfit.graph.model_profile import Link, Phase, Replay
+from memfit.planning.known_rules import whole_blocks
 from memfit.planning.link_time import COUNTED_SHARE, out_seconds
 from memfit.planning.offload_rules import Offloading
 from memfit.planning.simulator import judged
@@ -29,8 +31,8 @@ from memfit.planning.trade_off import Candidate
 # Smaller ones take the host more time than they are worth.
 SMALLEST_OFFLOADED_BYTES = 2**20
 # How many simulations a step of one op could pay for in each of the two rounds, and how many there are at least.
-_FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 2_000_000, 6_000_000
-_LEAST_TRIES, _MOST_FIRST_TRIES = 240, 2_400
+_FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 4_000_000, 6_000_000
+_LEAST_TRIES, _MOST_FIRST_TRIES = 240, 3_600
 # As multiples of the value of middle size among those that a plan holds.
 _WINDOWS = (1, 2, 4, 8)
 _NUM_AMOUNTS = 8
@@ -47,15 +49,20 @@ def host_bytes_of(step: Step, values: Iterable[int]) -> int:
 def with_offloading(
     step: Step,
     frontier: Sequence[Candidate],
-    kept: Set[int],
     host_budget_bytes: int,
+    *,
+    forced: Set[int] = frozenset(),
+    kept: Set[int] = frozenset(),
     earlier: Sequence[Candidate] = (),
 ) -> tuple[Candidate, ...]:
     """Return the plans of ``frontier``, ``earlier`` ones and such that also offload: unbeaten ones, fastest first.
 
-    None of the ``kept`` values is offloaded, and never more than the host has room for.
+    None of the ``kept`` values is offloaded or recomputed, the ``forced`` ones always are the latter, and never is more
+    offloaded than the host has room for.
     """
-    search = _Search(step, frontier, kept, host_budget_bytes)
+    wanted = [step.recomputed_of((choice | forced) - kept) for choice in whole_blocks(step)]
+    of_blocks = [Candidate(frozenset(recomputed), *judged(step, recomputed)) for recomputed in wanted]
+    search = _Search(step, frontier, of_blocks, kept, host_budget_bytes)
     search.send_in_steps()
     search.send_just_enough()
     return tuple(_unbeaten([*frontier, *earlier, *search.found]))
@@ -154,7 +161,14 @@ class _Way(NamedTuple):
 class _Search:
     """The two rounds over one step. ``found`` has every plan that was judged, with the way that led to it."""
 
-    def __init__(self, step: Step, frontier: Sequence[Candidate], kept: Set[int], host_budget_bytes: int) -> None:
+    def __init__(
+        self,
+        step: Step,
+        frontier: Sequence[Candidate],
+        of_blocks: Sequence[Candidate],
+        kept: Set[int],
+        host_budget_bytes: int,
+    ) -> None:
         assert step.profile.link is not None
         self.found: dict[Candidate, _Way] = {}
         self._step = step
@@ -163,14 +177,17 @@ class _Search:
         self._eligible = [value for value in may_be_offloaded(step) if value not in kept]
         self._num_first_tries = min(max(_FIRST_EFFORT_OPS // max(step.num_ops, 1), _LEAST_TRIES), _MOST_FIRST_TRIES)
         self._num_second_tries = max(_SECOND_EFFORT_OPS // max(step.num_ops, 1), _LEAST_TRIES)
-        self._starts = _spread(frontier, max(self._num_second_tries // _MOST_NEIGHBOURS, 2))
+        spread = _spread(frontier, max(self._num_second_tries // _MOST_NEIGHBOURS, 2))
+        self._starts = sorted([*spread, *of_blocks], key=lambda start: -start.peak_bytes)
+        self._of_blocks = {self._starts.index(start) for start in of_blocks}
         self._sent: dict[_Way, list[int]] = {}
         self._judged: dict[tuple[int, Offloading], Candidate] = {}
 
     def send_in_steps(self) -> None:
         """The first round."""
         num_starts = max(self._num_first_tries // (2 * len(_WINDOWS) * _NUM_AMOUNTS), 2)
-        for start in sorted({len(self._starts) * k // num_starts for k in range(num_starts)} | {len(self._starts) - 1}):
+        chosen = {len(self._starts) * k // num_starts for k in range(num_starts)} | {len(self._starts) - 1}
+        for start in sorted(chosen | self._of_blocks):
             held = self._held(start)
             sizes = sorted(self._step.profile.values[value].num_bytes for value in held)
             for multiple, may_wait in product(_WINDOWS if held else (), (False, True)):
