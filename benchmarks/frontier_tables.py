@@ -67,6 +67,7 @@ def _model(model: ModelResult, images: Path | None) -> str:
             f"With the host's memory (plain: {offloading.plain.median_ms:.0f} ms; half of the memory: "
             f"{half_of_memory(offloading).words}):",
             "",
+            *([f"*{offloading.note}*", ""] if offloading.note else []),
             *_peers(offloading),
             "",
             *_plans(offloading.plans),
