@@ -17,6 +17,7 @@ from tests.planning.model_families import gpt, llama, resnet
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError
 from memfit.graph.model_profile import Link, ModelProfile
 from memfit.graph.plan import Decision, Plan
+from memfit.layers.strategies import Full
 from memfit.planning.offload_rules import Offloading
 from memfit.planning.offload_search import held_by, may_be_offloaded
 from memfit.planning.planner import frontier, plan
@@ -133,6 +134,12 @@ def test_what_did_not_come_back_in_trials_is_not_offloaded() -> None:
 def test_a_profile_without_a_link_says_what_to_do() -> None:
     with pytest.raises(InvalidParameterError, match="host_budget"):
         plan(gpt(num_blocks=2), budget=GIB, host_budget="auto")
+
+
+def test_a_strategy_offloads_nothing_and_says_so() -> None:
+    with pytest.raises(InvalidParameterError, match="host_budget='1GiB' goes with a budget"):
+        plan(profile_of("gpt"), strategy=Full(), host_budget="1GiB")
+    assert not plan(profile_of("gpt"), strategy=Full(), host_budget=0).host_bytes
 
 
 def test_a_plan_that_offloads_is_loaded_as_it_was_saved(tmp_path: Path) -> None:

@@ -14,7 +14,13 @@ from memfit.layers.strategies import LayerStrategy, NoCheckpointing
 from memfit.layers.validation import whole_number
 from memfit.planning.block_values import BlockValues
 from memfit.planning.bound import LowerBound
-from memfit.planning.budgets import BudgetLike, HostBudgetLike, budget_in_bytes, host_budget_in_bytes
+from memfit.planning.budgets import (
+    BudgetLike,
+    HostBudgetLike,
+    budget_in_bytes,
+    checked_host_budget,
+    host_budget_in_bytes,
+)
 from memfit.planning.forced import forced_values
 from memfit.planning.known_steps import KnownStep, known_step
 from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
@@ -61,6 +67,11 @@ def plan(
         given = "neither" if budget is None else f"budget={budget!r} and strategy={strategy!r}"
         raise InvalidParameterError(
             f'plan() takes exactly one of budget ("20GiB") and strategy (memfit.EveryNthLayer(2)); got {given}'
+        )
+    if strategy is not None and checked_host_budget(host_budget) != 0:
+        raise InvalidParameterError(
+            f"host_budget={host_budget!r} goes with a budget; layer strategies recompute, and offload nothing. Leave "
+            "it out, or give budget instead of strategy"
         )
     known = known_step(profile)
     step = known.step
