@@ -4,10 +4,11 @@
 
 Times are of one whole call of plan() on a profile that was never planned before, the best of several on one core, for
 Llamas of 500 to 20,000 ops (forward and backward) and for chains whose blocks are all alike. Later calls on the same
-profile take milliseconds. The growth exponent is the slope from one size to the next: 1 is linear. Gaps are what
-frontier() reports at eight peaks between the smallest and the plain step's, and at the smallest, as a share of the
-step, for five families at real sizes (``tests/planning/model_families.py``). Minimums are what a budget that is too
-small is told for each: the smallest peak found, the one that no plan can stay below, and the seconds until then.
+profile take milliseconds. Where plans may offload, over a link as an H200 has it, the first such call takes longer:
+that comes on top. The growth exponent is the slope from one size to the next: 1 is linear. Gaps are what frontier()
+reports at eight peaks between the smallest and the plain step's, and at the smallest, as a share of the step, for five
+families at real sizes (``tests/planning/model_families.py``). Minimums are what a budget that is too small is told for
+each: the smallest peak found, the one that no plan can stay below, and the seconds until then.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from rich.table import Table
 from tests.planning.model_families import FAMILIES, chain, llama
 
 import memfit
+from memfit.graph.model_profile import Link
 from memfit.planning.known_steps import known_step
 from memfit.planning.planner import frontier, plan
 from memfit.planning.simulator import judged
@@ -39,6 +41,13 @@ from memfit.units import format_bytes
 
 NUMS_OPS = (500, 1_000, 2_000, 5_000, 10_000, 20_000)
 NUM_BUDGETS = 8
+LINK = Link(
+    out_bytes_per_second=54e9,
+    back_bytes_per_second=55e9,
+    seconds_per_copy=13e-6,
+    host_free_bytes=128 * 2**30,
+    slowdown=0.02,
+)
 
 
 def llama_of(num_ops: int):
@@ -50,22 +59,28 @@ def chain_of(num_ops: int):
     return chain(num_layers=num_ops // 2)
 
 
-def plan_seconds(profile: memfit.ModelProfile) -> tuple[float, float]:
-    """Return the seconds of one plan half way between the parameters and the plain peak, and of one simulation."""
+def plan_seconds(profile: memfit.ModelProfile) -> tuple[float, float, float]:
+    """Return the seconds of one plan half way between the parameters and the plain peak, and of one simulation.
+
+    And those that it takes to plan the same once more, with offloading.
+    """
     step = Step(profile)
     budget = (step.resident_bytes + judged(step, set()).peak_bytes) // 2
     everything = step.recomputed_of(set(step.plannable))
-    planning, judging = [], []
+    planning, judging, offloading = [], [], []
     for _ in range(3 if len(profile.ops) <= 5_000 else 1):
         # What is found out about a profile is kept with it: a twin of it is planned from nothing.
-        unknown = replace(profile)
+        unknown = replace(profile, link=LINK)
         start = time.perf_counter()
         plan(unknown, budget=budget)
         planning.append(time.perf_counter() - start)
         start = time.perf_counter()
         judged(step, everything)
         judging.append(time.perf_counter() - start)
-    return min(planning), min(judging)
+        start = time.perf_counter()
+        plan(unknown, budget=budget, host_budget="auto")
+        offloading.append(time.perf_counter() - start)
+    return min(planning), min(judging), min(offloading)
 
 
 def measure_times() -> dict[str, list[dict[str, float]]]:
@@ -74,8 +89,13 @@ def measure_times() -> dict[str, list[dict[str, float]]]:
         rows: list[dict[str, float]] = []
         for num_ops in NUMS_OPS:
             profile = make(num_ops)
-            seconds, simulation_seconds = plan_seconds(profile)
-            row = {"num_ops": len(profile.ops), "plan_seconds": seconds, "simulation_seconds": simulation_seconds}
+            seconds, simulation_seconds, offloading_seconds = plan_seconds(profile)
+            row = {
+                "num_ops": len(profile.ops),
+                "plan_seconds": seconds,
+                "simulation_seconds": simulation_seconds,
+                "offloading_seconds": offloading_seconds,
+            }
             if rows:
                 row["growth_exponent"] = math.log(seconds / rows[-1]["plan_seconds"]) / math.log(
                     row["num_ops"] / rows[-1]["num_ops"]
@@ -145,15 +165,15 @@ def main() -> None:
 
 def markdown(results: dict) -> str:
     """Return the tables of docs/performance.md."""
-    times = {label: {row["num_ops"]: row["plan_seconds"] for row in rows} for label, rows in results["times"].items()}
     lines = [f"{results['machine']}, SciPy {results['versions']['scipy']}.", ""]
-    for label, seconds in times.items():
-        lines += [
-            "| " + " | ".join([f"ops of a {label}", *(f"{num_ops:,}" for num_ops in seconds)]) + " |",
-            "|---|" + "---:|" * len(seconds),
-            "| " + " | ".join(["plan() of a new profile", *(f"{value:.1f} s" for value in seconds.values())]) + " |",
-            "",
+    for label, rows in results["times"].items():
+        cells = [
+            [f"ops of a {label}", *(f"{row['num_ops']:,}" for row in rows)],
+            ["plan() of a new profile", *(f"{row['plan_seconds']:.1f} s" for row in rows)],
+            ["where it may offload, on top", *(f"{row['offloading_seconds']:.1f} s" for row in rows)],
         ]
+        head, *body = ("| " + " | ".join(line) + " |" for line in cells)
+        lines += [head, "|---|" + "---:|" * len(rows), *body, ""]
     num_points = max(len(row["points"]) for row in results["gaps"].values())
     lines += [
         "| gap, from the largest peak to the smallest |" + " |" * num_points,
@@ -177,11 +197,13 @@ def markdown(results: dict) -> str:
 def show(results: dict) -> None:
     console = Console()
     for label, rows in results["times"].items():
-        table = Table("ops", "plan", "one simulation", "growth exponent", title=f"{label} ({results['machine']})")
+        title = f"{label} ({results['machine']})"
+        table = Table("ops", "plan", "offloading", "one simulation", "growth exponent", title=title)
         for row in rows:
             growth = f"{row['growth_exponent']:.2f}" if "growth_exponent" in row else ""
             judging = f"{1000 * row['simulation_seconds']:.1f} ms"
-            table.add_row(f"{row['num_ops']:,}", f"{row['plan_seconds']:.2f} s", judging, growth)
+            seconds = (f"{row[part]:.2f} s" for part in ("plan_seconds", "offloading_seconds"))
+            table.add_row(f"{row['num_ops']:,}", *seconds, judging, growth)
         console.print(table)
     table = Table("family", "peak", "overhead", "optimality gap", title="Plans between the plain step and the smallest")
     for family, row in results["gaps"].items():

@@ -27,7 +27,7 @@ from memfit.planning.planner import plan_of_all_that_replays, plan_of_what_leave
 from memfit.runtime.apply import Applied
 from memfit.runtime.call_arguments import is_strided, tensors_in
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
-from memfit.runtime.regions import DropPattern, Region
+from memfit.runtime.regions import FatePattern, Region
 from memfit.runtime.replay import read
 from memfit.runtime.tape import Tape
 from memfit.runtime.values import NOTES, DroppedUse, DroppedValue, Source, geometry_of
@@ -128,7 +128,7 @@ class CalibratingTape(Tape):
         self._num_calls_of: dict[tuple[str, str], int] = defaultdict(int)
         self._output_of: weakref.WeakKeyDictionary[DroppedValue, OpOutput] = weakref.WeakKeyDictionary()
 
-    def _next_pattern(self, region: Region | None, rule: OpRule) -> DropPattern:
+    def _next_pattern(self, region: Region | None, rule: OpRule) -> FatePattern:
         assert region is not None
         number = self._num_calls_of[region.path, rule.name]
         self._num_calls_of[region.path, rule.name] += 1

@@ -24,22 +24,22 @@ class Fate(IntEnum):
 _FATES = {Decision.RECOMPUTE: Fate.DROP, Decision.OFFLOAD: Fate.OFFLOAD}
 
 # What becomes of the outputs of one call: the same of all, or of each as told.
-DropPattern = Fate | tuple[Fate, ...]
+FatePattern = Fate | tuple[Fate, ...]
 
 
-def fate_of(position: int, pattern: DropPattern) -> Fate:
+def fate_of(position: int, pattern: FatePattern) -> Fate:
     """Return what becomes of the output at ``position``."""
     if not isinstance(pattern, tuple):
         return pattern
     return pattern[position] if position < len(pattern) else Fate.SAVE
 
 
-def has_drops(pattern: DropPattern) -> bool:
+def has_drops(pattern: FatePattern) -> bool:
     """Return whether any output is dropped."""
     return pattern == Fate.DROP or (isinstance(pattern, tuple) and Fate.DROP in pattern)
 
 
-def without_drops(pattern: DropPattern) -> DropPattern:
+def without_drops(pattern: FatePattern) -> FatePattern:
     """Return what is left of ``pattern`` where the op cannot be run again."""
     if isinstance(pattern, tuple):
         return tuple(Fate.SAVE if fate == Fate.DROP else fate for fate in pattern)
@@ -80,7 +80,7 @@ class Region:
         self,
         path: str,
         model: nn.Module,
-        patterns: Mapping[str, bool | tuple[DropPattern, ...]],
+        patterns: Mapping[str, bool | tuple[FatePattern, ...]],
         *,
         num_calls: Mapping[str, int] | None = None,
         window_bytes: int = 0,
@@ -123,12 +123,12 @@ def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
     return recording + [Region(path, model, {}, records=False) for path in plan.watched if path not in calls]
 
 
-def _pattern(outputs: Mapping[int, Fate]) -> DropPattern:
+def _pattern(outputs: Mapping[int, Fate]) -> FatePattern:
     fates = tuple(outputs.get(position, Fate.SAVE) for position in range(max(outputs) + 1))
     return fates if len(set(fates)) > 1 else fates[0]
 
 
-def _simplest(patterns: list[DropPattern]) -> bool | tuple[DropPattern, ...]:
+def _simplest(patterns: list[FatePattern]) -> bool | tuple[FatePattern, ...]:
     """Return the patterns of all calls, or one for them all where counting the calls can be spared."""
     if all(pattern == Fate.DROP for pattern in patterns):
         return True

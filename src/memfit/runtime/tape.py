@@ -28,7 +28,7 @@ from memfit.runtime.call_arguments import (
 from memfit.runtime.offloading import Offloading
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.recipes import FetchRecipe, InPlaceRecipe, OverwriteRecipe, Recipe
-from memfit.runtime.regions import DropPattern, Fate, Region, fate_of, has_drops, without_drops
+from memfit.runtime.regions import Fate, FatePattern, Region, fate_of, has_drops, without_drops
 from memfit.runtime.replay import read
 from memfit.runtime.torch_internals import (
     DispatchMode,
@@ -140,7 +140,7 @@ class Tape(DispatchMode):
             return op(*args, **kwargs)
         return self._run_pure_op(op, rule, pattern, args, kwargs, args)
 
-    def _next_pattern(self, region: Region | None, rule: OpRule) -> DropPattern:
+    def _next_pattern(self, region: Region | None, rule: OpRule) -> FatePattern:
         """Return what becomes of the outputs of this call, and count the call."""
         assert region is not None
         patterns = region.patterns.get(rule.name, False)
@@ -152,7 +152,7 @@ class Tape(DispatchMode):
         return patterns[num_calls] if num_calls < len(patterns) else Fate.SAVE
 
     def _run_pure_op(
-        self, op: Any, rule: OpRule, pattern: DropPattern, args: Any, kwargs: Any, recipe_args: Any
+        self, op: Any, rule: OpRule, pattern: FatePattern, args: Any, kwargs: Any, recipe_args: Any
     ) -> Any:
         drops = has_drops(pattern)
         draw = _generator_and_state(rule, args, kwargs) if drops and rule.draws_random else None
@@ -186,7 +186,7 @@ class Tape(DispatchMode):
             recipe = FetchRecipe(self._new_recipe_number(), self._lock, self._offloading, copy, geometry)
             self._drop(storage, recipe.add_output(0, geometry), output._version)
 
-    def _run_batch_norm(self, op: Any, rule: OpRule, pattern: DropPattern, args: Any, kwargs: Any) -> Any:
+    def _run_batch_norm(self, op: Any, rule: OpRule, pattern: FatePattern, args: Any, kwargs: Any) -> Any:
         assert rule.batch_norm_arguments is not None
         mean, variance, training = rule.batch_norm_arguments
         recipe_args = args
