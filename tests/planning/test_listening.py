@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
+from memfit.graph.model_profile import HostCosts, Link, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
 from memfit.graph.names import is_within
 from memfit.planning.regions import Listeners
 from memfit.planning.step import Step
@@ -111,7 +112,17 @@ def test_added_seconds_by_hand(forward: float, backward: float, expected: float)
     profile = profile_of(["a", "b", "c", "d"], host)
     step_time = StepTime(profile, Listeners(profile))
     assert step_time.launches_may_matter
-    assert step_time.added({1, 2}, num_replayed=2, replay_seconds=2.0) == expected
+    assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0) == expected
+
+
+def test_a_host_that_offloads_spends_its_time_on_that_too() -> None:
+    profile = profile_of(["a", "b", "c", "d"], HostCosts(30.0, 30.0, 4.0, 3.0, 2.0, 2.0, 5.0))
+    linked = replace(profile, link=Link(1.0, 1.0, 0.0, 0, host_seconds=6.0))
+    step_time = StepTime(linked, Listeners(linked))
+    # As above, and two values at six seconds; without the link, nobody knows.
+    assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0, num_offloaded=2) == 22.0 + 14.0 + 12.0
+    step_time = StepTime(profile, Listeners(profile))
+    assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0, num_offloaded=2) == 22.0 + 14.0
 
 
 @pytest.mark.parametrize(
@@ -126,7 +137,7 @@ def test_a_host_that_runs_ahead_does_not_keep_the_device_waiting_for_the_forward
 ) -> None:
     host = HostCosts(forward, 0.0, 4.0, 3.0, 2.0, 2.0, 5.0, runs_ahead=True)
     profile = profile_of(["a", "b", "c", "d"], host)
-    assert StepTime(profile, Listeners(profile)).added({1, 2}, num_replayed=2, replay_seconds=2.0) == expected
+    assert StepTime(profile, Listeners(profile)).added({1, 2}, num_runs=2, replay_seconds=2.0) == expected
 
 
 def test_a_device_that_never_waits_is_slowed_by_replays_alone() -> None:
@@ -134,7 +145,7 @@ def test_a_device_that_never_waits_is_slowed_by_replays_alone() -> None:
         profile = profile_of(["a", "b", "c", "d"], host)
         step_time = StepTime(profile, Listeners(profile))
         assert not step_time.launches_may_matter
-        assert step_time.added({1, 2}, num_replayed=2, replay_seconds=2.0) == 2.0
+        assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0) == 2.0
         assert step_time.at_least(2.0) == 2.0
 
 
@@ -143,7 +154,7 @@ def test_in_a_cuda_graph_plans_add_their_replays_alone() -> None:
     captured = profile.for_cuda_graph()
     step_time = StepTime(captured, Listeners(captured))
     assert not step_time.launches_may_matter
-    assert step_time.added({1, 2}, num_replayed=2, replay_seconds=2.0) == 2.0
+    assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0) == 2.0
     # Its buffers come from the same allocator.
     assert Step(captured).counts_with_margin
     without_host = profile_of(["a"], None)
@@ -153,6 +164,6 @@ def test_in_a_cuda_graph_plans_add_their_replays_alone() -> None:
 def test_replays_that_fit_into_the_wait_for_launches_add_nothing() -> None:
     profile = profile_of(["a", "b"], HostCosts(30.0, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     step_time = StepTime(profile, Listeners(profile))
-    assert step_time.added({1}, num_replayed=1, replay_seconds=1.0) == 0.0
+    assert step_time.added({1}, num_runs=1, replay_seconds=1.0) == 0.0
     # The forward pass takes 30 seconds to launch, so that the backward pass may take 30 on the device, not 4.
-    assert step_time.added({1}, num_replayed=1, replay_seconds=27.0) == 1.0
+    assert step_time.added({1}, num_runs=1, replay_seconds=27.0) == 1.0

@@ -95,13 +95,15 @@ def test_a_value_that_a_replay_starts_from_can_wait_on_the_host() -> None:
 def test_the_way_to_the_host_is_among_the_facts_where_it_is_known() -> None:
     profile = two_blocks()
     assert page_document(ReportData(profile, [point_recomputing(profile, set())]))["profile"]["link"] is None
-    linked = replace(profile, link=Link(50e9, 40e9, 1e-5, 77))
+    linked = replace(profile, link=Link(50e9, 40e9, 1e-5, 77, slowdown=0.02, host_seconds=1e-4))
     document = page_document(ReportData(linked, [point_recomputing(linked, set())]))
     assert document["profile"]["link"] == {
         "out_bytes_per_second": 50e9,
         "back_bytes_per_second": 40e9,
         "seconds_per_copy": 1e-5,
         "host_free_bytes": 77,
+        "slowdown": 0.02,
+        "host_seconds": 1e-4,
     }
 
 
