@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -152,7 +153,7 @@ class _Walk:
             return self._step.profile.peak_bytes
         return int(self.memory_bytes.max(initial=self._step.resident_bytes))
 
-    @property
+    @cached_property
     def replayed_ops(self) -> list[int]:
         if not self._value_fetched_by:
             return self._run_ops
@@ -269,7 +270,8 @@ class _Walk:
         # Position, whose copies are started there, and which are waited for after that.
         self._arrivals: list[tuple[int, list[int], list[int]]] = []
         for (position, fetches), (ahead, late) in zip(reads, started, strict=True):
-            self._arrivals.append((position, ahead, []))
+            if ahead:
+                self._arrivals.append((position, ahead, []))
             for fetched_at, number in fetches:
                 self._arrivals.append((fetched_at, [number] if number in late else [], [number]))
         for position, numbers, _ in self._arrivals:
