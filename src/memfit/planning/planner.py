@@ -223,7 +223,8 @@ def _infeasible(known: KnownStep, search: _Search, budget_bytes: int) -> Infeasi
     if search.host_budget_bytes:
         proven = f"with {format_bytes(search.host_budget_bytes)} of the host's memory"
     elif step.profile.link is not None:
-        way_out = f'let values go to the host\'s memory with host_budget="auto", or {way_out}'
+        proven += " without the host's memory"
+        way_out = f'let values go to the host with host_budget="auto", or {way_out}'
     return InfeasibleBudgetError(
         f"no plan keeps this step within {format_bytes(budget_bytes)} ({budget_bytes} bytes). The smallest peak found "
         f"is {smallest.peak_bytes} bytes ({format_bytes(smallest.peak_bytes)}; {proven}), at {where}, where these are "
