@@ -61,29 +61,23 @@ def _model(model: ModelResult, images: Path | None) -> str:
     if model.strategies is not None:
         lines += ["", "Beside memfit's layer strategies:", "", *_peers(model.strategies)]
     if model.offloading is not None:
-        offloading = model.offloading
-        lines += [
-            "",
-            f"With the host's memory (plain: {offloading.plain.median_ms:.0f} ms; half of the memory: "
-            f"{half_of_memory(offloading).words}):",
-            "",
-            *([f"*{offloading.note}*", ""] if offloading.note else []),
-            *_peers(offloading),
-            "",
-            *_plans(offloading.plans),
-        ]
+        lines += [*_group("With the host's memory", model.offloading), "", *_plans(model.offloading.plans)]
     if model.captured is not None:
-        captured = model.captured
-        lines += [
-            "",
-            f"Captured into CUDA graphs (plain: {captured.plain.median_ms:.0f} ms; half of the memory: "
-            f"{half_of_memory(captured).words}):",
-            "",
-            *_peers(captured),
-        ]
+        lines += _group("Captured into CUDA graphs", model.captured)
     if model.compiled:
         lines += ["", *_compiled(model)]
     return "\n".join([*lines, ""])
+
+
+def _group(title: str, group: ModelResult) -> list[str]:
+    """Return a group of its own beside its peers, relative to its own plain step."""
+    return [
+        "",
+        f"{title} (plain: {group.plain.median_ms:.0f} ms; half of the memory: {half_of_memory(group).words}):",
+        "",
+        *([f"*{group.note}*", ""] if group.note else []),
+        *_peers(group),
+    ]
 
 
 def _peers(model: ModelResult) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,10 +36,10 @@ def rows_of(label: str) -> list[list[str]]:
     return [[cell.strip(" *×") for cell in row.split("|")[2:-1]] for row in rows]
 
 
-def ratios_in(path: str, model: str) -> dict[str, float]:
-    """Return the times of all ways in a file, those with the host's memory where it has those."""
+def rows_in(path: str, model: str) -> dict[str, dict[str, Any]]:
+    """Return what was measured of all ways in a file, with the host's memory where it has that."""
     results = json.loads((ROOT / "benchmarks/results" / path).read_text())["models"][model]
-    return {line["way"]: line["ratio"] for line in results.get("offloading", results)["rows"]}
+    return {line["way"]: line for line in results.get("offloading", results)["rows"]}
 
 
 @pytest.mark.parametrize("label", WAYS)
@@ -46,8 +47,8 @@ def test_the_tables_show_the_committed_results(label: str) -> None:
     for shown, ending in zip(rows_of(label), ("", "-offloading"), strict=True):
         expected = []
         for model in COLUMNS:
-            ratios = ratios_in(f"frontier-h200/{model}{ending}.json", model)
-            expected += [ratios[WAYS[label]], ratios[f"memfit at the peak of ({WAYS[label]})"]]
+            rows = rows_in(f"frontier-h200/{model}{ending}.json", model)
+            expected += [rows[way]["ratio"] for way in (WAYS[label], f"memfit at the peak of ({WAYS[label]})")]
         assert shown == [f"{ratio:.3f}" for ratio in expected]
 
 
@@ -58,12 +59,19 @@ def test_offloading_everything_is_beside_the_smallest_plans_of_the_committed_res
         "llama-4096": ("frontier-h200/llama-4096-offloading.json", "memfit at 6.69 GiB"),
         "gpt-2048": ("frontier-h200-other-runs/gpt-2048-beside-save-on-cpu.json", "memfit at 8.42 GiB"),
     }
-    expected = []
+    expected, above = [], {}
     for model in COLUMNS:
         path, ours = smallest[model]
-        ratios = ratios_in(path, model)
-        expected += [ratios["torch: save_on_cpu"], ratios[ours]]
+        rows = rows_in(path, model)
+        theirs, mine = rows["torch: save_on_cpu"], rows[ours]
+        expected += [theirs["ratio"], mine["ratio"]]
+        above[model] = mine["peak_bytes"] - theirs["peak_bytes"]
     assert shown == [f"{ratio:.2f}" for ratio in expected]
+    assert above["llama-4096"] == 0
+    larger = (
+        f"{above['llama-2048'] / 1e6:.0f} MB larger on the Llama of width 2048, and {above['gpt-2048'] >> 10} KB on"
+    )
+    assert larger in README
 
 
 def test_linked_files_exist() -> None:

@@ -30,6 +30,11 @@ def plan_with(profile: memfit.ModelProfile, decide: Callable[[str], Decision], w
     return replace(plan, decisions=decisions, regions=("",), watched=("",), window_bytes=window_bytes)
 
 
+def with_decisions(plan: memfit.Plan, decisions: dict[str, Decision]) -> memfit.Plan:
+    """Return ``plan`` with other decisions, also on values that no planner would name."""
+    return replace(plan, decisions={**plan.decisions, **decisions})
+
+
 def mixed_plan(profile: memfit.ModelProfile, seed: int, window_bytes: int) -> memfit.Plan:
     """Return a plan that saves, recomputes and offloads values as they come."""
     draw = random.Random(seed)

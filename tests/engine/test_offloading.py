@@ -12,7 +12,15 @@ from itertools import cycle
 
 import pytest
 import torch
-from tests.engine.offloading_plans import EVERYTHING, SOME, WINDOWS, mixed_plan, noted_copies, plan_by_op
+from tests.engine.offloading_plans import (
+    EVERYTHING,
+    SOME,
+    WINDOWS,
+    mixed_plan,
+    noted_copies,
+    plan_by_op,
+    with_decisions,
+)
 from tests.engine.plans import profile_of
 from tests.engine.scenarios import loss_of, trained
 from tests.engine.step_comparison import RUN_SEED, Trace, assert_same, look, trace_steps
@@ -256,8 +264,7 @@ def test_an_op_may_have_outputs_of_every_fate(monkeypatch: pytest.MonkeyPatch) -
     model = Computed(lambda x, w: functional.layer_norm(x * w, (6,)).sin(), numbers())
     plan = plan_by_op(model, numbers(), offload=["aten.native_layer_norm"])
     name = next(name for name in plan.decisions if "native_layer_norm" in name)
-    plan.decisions[f"{name}.1"] = Decision.RECOMPUTE  # type: ignore[index]
-    plan.decisions[f"{name}.2"] = Decision.SAVE  # type: ignore[index]
+    plan = with_decisions(plan, {f"{name}.1": Decision.RECOMPUTE, f"{name}.2": Decision.SAVE})
     copies = noted_copies(monkeypatch)
     assert_same_gradient(model, plan, numbers())
     assert len(copies) == 2
@@ -302,7 +309,7 @@ def test_what_a_raw_kernel_may_write_later_is_not_offloaded(monkeypatch: pytest.
 
     model = Computed(compute, numbers())
     plan = plan_by_op(model, numbers(), offload=["aten.mul"])
-    plan.decisions["::aten.empty_like#0"] = Decision.OFFLOAD  # type: ignore[index]
+    plan = with_decisions(plan, {"::aten.empty_like#0": Decision.OFFLOAD})
     copies = noted_copies(monkeypatch)
     assert_same_gradient(model, plan, numbers())
     assert len(copies) == 2
@@ -312,7 +319,7 @@ def test_an_op_that_hands_back_its_argument_has_made_nothing(monkeypatch: pytest
     """As dropout does with nothing to drop out."""
     model = Computed(lambda x, w: torch.native_dropout(w[x.shape[0] :], 0.5, True)[0].sin() + x.sum(), numbers())
     plan = plan_by_op(model, numbers())
-    plan.decisions["::aten.native_dropout#0"] = Decision.OFFLOAD  # type: ignore[index]
+    plan = with_decisions(plan, {"::aten.native_dropout#0": Decision.OFFLOAD})
     # One whose weight no tape has met yet.
     model = copy.deepcopy(model)
     copies = noted_copies(monkeypatch)

@@ -28,8 +28,8 @@ _LARGE_BYTES = 64 * 2**20
 # Of copies this small, what each copy takes by itself is seen.
 _SMALL_BYTES = 2**20
 _NUM_COPIES = 9
-# Ops on so many bytes, as many as take about as long as the copies. An H200 is slowed down as much in matrix products
-# (1 % in both), but those would leave a workspace behind.
+# Ops on so many bytes, as many as take about as long as the copies on today's GPUs. Matrix products would leave a
+# workspace behind.
 _COMPUTED_BYTES, _NUM_OPS = 256 * 2**20, 100
 _NUM_ROUNDS = 5
 # About 5 ms: in less than that, all copies of one measurement are launched, and then run back to back.

@@ -202,7 +202,7 @@ class _Reader:
             back_bytes_per_second=_rate(measured["back_bytes_per_second"], "back_bytes_per_second"),
             seconds_per_copy=_seconds(measured["seconds_per_copy"], "seconds_per_copy"),
             host_free_bytes=whole_number(measured["host_free_bytes"], "host_free_bytes"),
-            slowdown=_share(measured["slowdown"], "slowdown"),
+            slowdown=_at_least_zero(measured["slowdown"], "slowdown", "a share"),
             host_seconds=_seconds(measured["host_seconds"], "host_seconds"),
         )
 
@@ -293,20 +293,18 @@ def _list(value: Any, name: str) -> list[Any]:
 
 
 def _seconds(value: Any, name: str) -> float:
+    return _at_least_zero(value, name, "a number of seconds")
+
+
+def _at_least_zero(value: Any, name: str, kind: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InvalidParameterError(f"{name} must be a number of seconds, at least 0; got {shown(value)}")
+        raise InvalidParameterError(f"{name} must be {kind}, at least 0; got {shown(value)}")
     return float(value)
 
 
 def _rate(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise InvalidParameterError(f"{name} must be a number of bytes a second, above 0; got {shown(value)}")
-    return float(value)
-
-
-def _share(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InvalidParameterError(f"{name} must be a number, at least 0; got {shown(value)}")
     return float(value)
 
 

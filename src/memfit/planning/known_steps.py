@@ -87,10 +87,10 @@ class KnownStep:
                 frontier = with_offloading(
                     self.step, exploration.frontier, host_budget_bytes, forced=forced, kept=kept, earlier=earlier
                 )
-                found = _OffloadingFrontier(exploration, frontier)
-                if len(self._offloading) >= _MOST_EXPLORATIONS:
-                    del self._offloading[next(iter(self._offloading))]
-                self._offloading[key] = found
+                self._offloading.pop(key, None)
+                found = self._found(
+                    self._offloading, key, lambda: _OffloadingFrontier(exploration, frontier), _MOST_EXPLORATIONS
+                )
             return found.frontier
 
     def simulation(self, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> Simulation:

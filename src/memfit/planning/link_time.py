@@ -5,8 +5,8 @@ is still being copied out, and where it reads what has not come back yet; and it
 copies.
 
 Plans count with nine tenths of the measured rates. Plans that need all of the link wait at every hitch of it: on an
-H200, those for GPT-2048 that were predicted to wait for nothing, at its full rate, took one or two hundredths of the
-step longer, about what they would at 93 % of it.
+H200, those for GPT-2048 took up to 2.5 hundredths of the step longer than they were predicted to at its full rate
+(``benchmarks/results/frontier-h200-other-runs/gpt-2048-whole-link.json``).
 """
 
 from __future__ import annotations

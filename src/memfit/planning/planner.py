@@ -89,9 +89,9 @@ def plan(
         entries = known.frontier(forced=forced.recomputed, kept=forced.saved, host_budget_bytes=host_bytes)
         position = next((i for i, entry in enumerate(entries) if entry.peak_bytes <= budget_bytes), None)
         if position is not None:
-            search = _Search(exploration, entries[max(position - 1, 0)], host_bytes)
-            return _plan_of(known, _chosen(entries[position]), budget_bytes=budget_bytes, search=search)
-    raise _infeasible(known, _Search(exploration, entries[-1], host_bytes), budget_bytes)
+            origin = _Origin(exploration, entries[max(position - 1, 0)], host_bytes)
+            return _plan_of(known, _chosen(entries[position]), budget_bytes=budget_bytes, origin=origin)
+    raise _infeasible(known, exploration, entries[-1], budget_bytes, host_bytes)
 
 
 def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudgetLike = 0) -> tuple[FrontierPoint, ...]:
@@ -112,8 +112,8 @@ def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudget
     chosen = []
     for position in positions:
         entry = entries[position]
-        search = _Search(exploration, entries[max(position - 1, 0)], host_bytes)
-        made = _plan_of(known, _chosen(entry), budget_bytes=None, search=search)
+        origin = _Origin(exploration, entries[max(position - 1, 0)], host_bytes)
+        made = _plan_of(known, _chosen(entry), budget_bytes=None, origin=origin)
         chosen.append(FrontierPoint(entry.peak_bytes, made.predicted_overhead, made))
     return tuple(chosen)
 
@@ -148,7 +148,7 @@ class _Choice(NamedTuple):
     offloading: Offloading = NOTHING_OFFLOADED
 
 
-class _Search(NamedTuple):
+class _Origin(NamedTuple):
     """Where a plan was chosen from; ``missed`` is the next faster candidate, which did not fit."""
 
     exploration: Exploration
@@ -160,33 +160,33 @@ def _chosen(candidate: Candidate) -> _Choice:
     return _Choice(candidate.recomputed, candidate.offloading)
 
 
-def _gap_seconds(known: KnownStep, choice: _Choice, budget_bytes: int | None, search: _Search) -> float:
+def _gap_seconds(known: KnownStep, choice: _Choice, budget_bytes: int | None, origin: _Origin) -> float:
     """Return how much faster than the chosen plan another could be at most."""
-    step, exploration = known.step, search.exploration
+    step, exploration = known.step, origin.exploration
     simulation = known.simulation(*choice)
     if not choice.recomputed and not choice.offloading.values:
         return 0.0
     bound_bytes = budget_bytes if budget_bytes is not None else simulation.peak_bytes
-    if search.host_budget_bytes:
-        bound_bytes += most_offloaded_bytes(step, simulation.added_seconds, search.host_budget_bytes)
+    if origin.host_budget_bytes:
+        bound_bytes += most_offloaded_bytes(step, simulation.added_seconds, origin.host_budget_bytes)
     elif exploration.is_exact:
         return 0.0
     gap_seconds = simulation.added_seconds
     least = exploration.proofs.seconds(bound_bytes)
     if gap_seconds - step.time.at_least(least) > _SMALL_GAP * step.profile.step_seconds:
         bound = LowerBound(step, exploration.may_be_recomputed)
-        missed = search.missed
+        missed = origin.missed
         times = {simulation.peak_op_index, known.simulation(missed.recomputed, missed.offloading).peak_op_index}
         least = max(least, bound.seconds(bound_bytes, times))
     return max(gap_seconds - step.time.at_least(least), 0.0)
 
 
-def _plan_of(known: KnownStep, choice: _Choice, *, budget_bytes: int | None, search: _Search | None = None) -> Plan:
+def _plan_of(known: KnownStep, choice: _Choice, *, budget_bytes: int | None, origin: _Origin | None = None) -> Plan:
     """Return the plan for a choice."""
     step = known.step
     profile = step.profile
     simulation = known.simulation(*choice)
-    gap_seconds = simulation.added_seconds if search is None else _gap_seconds(known, choice, budget_bytes, search)
+    gap_seconds = simulation.added_seconds if origin is None else _gap_seconds(known, choice, budget_bytes, origin)
     decision_of = dict.fromkeys(choice.recomputed, Decision.RECOMPUTE)
     decision_of |= dict.fromkeys(choice.offloading.values, Decision.OFFLOAD)
     step_seconds = profile.step_seconds or 1.0
@@ -207,8 +207,10 @@ def _plan_of(known: KnownStep, choice: _Choice, *, budget_bytes: int | None, sea
     )
 
 
-def _infeasible(known: KnownStep, search: _Search, budget_bytes: int) -> InfeasibleBudgetError:
-    smallest, least_bytes = search.missed, search.exploration.proofs.least_peak_bytes
+def _infeasible(
+    known: KnownStep, exploration: Exploration, smallest: Candidate, budget_bytes: int, host_budget_bytes: int
+) -> InfeasibleBudgetError:
+    least_bytes = exploration.proofs.least_peak_bytes
     step, simulation = known.step, known.simulation(smallest.recomputed, smallest.offloading)
     op = step.profile.ops[simulation.peak_op_index] if step.num_ops else None
     where = "an empty step"
@@ -220,8 +222,8 @@ def _infeasible(known: KnownStep, search: _Search, budget_bytes: int) -> Infeasi
     is_least = least_bytes >= smallest.peak_bytes
     proven = "no plan can have less" if is_least else f"no plan can have less than {least_bytes}"
     way_out = "make the batch or the model smaller"
-    if search.host_budget_bytes:
-        proven = f"with {format_bytes(search.host_budget_bytes)} of the host's memory"
+    if host_budget_bytes:
+        proven = f"with {format_bytes(host_budget_bytes)} of the host's memory"
     elif step.profile.link is not None:
         proven += " without the host's memory"
         way_out = f'let values go to the host with host_budget="auto", or {way_out}'

@@ -11,7 +11,7 @@ intervals. A *recipe* is an op of the forward pass with a recomputed output.
   that start from them have run; the others go at once. An op in place works in the buffer of what it rewrites where
   nobody else has a use for that.
 - An offloaded value has a recipe that starts from nothing: its bytes come back from the host. When its memory goes, and
-  from when on there is memory for it again, is told by ``offload_rules``.
+  from when on there is memory for it again, is told by ``copy_schedule``.
 
 The runs are put between the ops of the recorded step; memory at each point is a running sum over where intervals begin
 and end.
@@ -27,8 +27,8 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.graph.model_profile import ModelProfile, Phase
-from memfit.planning.link_time import Arrival, Departure, waiting_seconds
-from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading, numbers_let_go, numbers_started
+from memfit.planning.copy_schedule import CopySchedule, Run
+from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
 from memfit.planning.step import NEVER, Bytes, Step
 
 
@@ -126,7 +126,6 @@ class _Walk:
         self._step = step
         self._dropped = recomputed
         self._op_inputs, self._op_outputs = step.op_inputs, step.op_outputs
-        self._offloading = offloading
         self._value_fetched_by = {step.value_op[value]: value for value in sorted(offloading.values)}
         if offloading.values:
             self._dropped = recomputed | offloading.values
@@ -137,7 +136,7 @@ class _Walk:
         self._order_runs(recipes)
         self._place_runs()
         self._find_holds(recipes)
-        self._schedule_copies()
+        self._copies = self._scheduled_copies(offloading)
         # What takes memory beside the recorded storages: (value, first position, last position) of each replayed output
         # and each copy of what was written over.
         self._buffers: list[tuple[int, int, int]] = []
@@ -174,22 +173,14 @@ class _Walk:
     def waiting_seconds(self) -> float:
         """How long the device waits for copies; nothing where the link is not known."""
         step, link = self._step, self._step.profile.link
-        if link is None or not self._sent:
+        if link is None or self._copies is None:
             return 0.0
         seconds = np.zeros(step.num_ops + len(self._run_ops) + 1)
         seconds[self.position_of_op + 1] = step.op_seconds
         runs = np.array(self._run_times, dtype=np.int64) + np.arange(len(self._run_ops))
         is_replay = np.array([op not in self._value_fetched_by for op in self._run_ops], dtype=bool)
         seconds[runs[is_replay] + 1] = [step.op_seconds[op] for op in self.replayed_ops]
-        # Before each position.
-        elapsed = np.cumsum(seconds).tolist()
-        departures = [
-            Departure(elapsed[self._position_of[op] + 1], self._copied_bytes(value), let_go)
-            for (op, value), let_go in zip(self._sent, self._let_go, strict=False)
-        ]
-        forward_end = self._position_of[step.close_time] + 1
-        arrivals = [Arrival(elapsed[position], started, awaited) for position, started, awaited in self._arrivals]
-        return waiting_seconds(link, departures, elapsed[forward_end], arrivals)
+        return self._copies.waiting_seconds(link, np.cumsum(seconds).tolist())
 
     def _order_runs(self, recipes: list[int]) -> None:
         """Find which recipes run, for which read, and how long the others can be asked for; the last recipe first."""
@@ -245,42 +236,14 @@ class _Walk:
                 if end > held_until.get(value, -1):
                     held_until[value] = end
 
-    def _schedule_copies(self) -> None:
-        """Find when offloaded values let go of their memory, and from when on they have memory again."""
-        self._sent = sorted(self._value_fetched_by.items())
-        self._leaves_until: dict[int, int] = {}
-        self._arrives_from: dict[int, int] = {}
-        if not self._sent:
-            return
-        window_bytes = self._offloading.window_bytes
-        sizes = [self._copied_bytes(value) for _, value in self._sent]
-        number_of = {op: number for number, (op, _) in enumerate(self._sent)}
-        self._let_go = numbers_let_go(sizes, window_bytes)
-        for op, let_go in zip([*number_of, self._step.close_time], self._let_go, strict=True):
-            for number in let_go:
-                self._leaves_until[self._sent[number][1]] = self._position_of[op]
-        # The runs of one read are in a row.
-        reads: list[tuple[int, list[tuple[int, int]]]] = []
-        for place, (op, time) in enumerate(zip(self._run_ops, self._run_times, strict=True)):
-            if place == 0 or self._run_ranks[place] != self._run_ranks[place - 1]:
-                reads.append((time + place, []))
-            if op in number_of:
-                reads[-1][1].append((time + place, number_of[op]))
-        started = numbers_started([[number for _, number in fetches] for _, fetches in reads], sizes, window_bytes)
-        # Position, whose copies are started there, and which are waited for after that.
-        self._arrivals: list[tuple[int, list[int], list[int]]] = []
-        for (position, fetches), (ahead, late) in zip(reads, started, strict=True):
-            if ahead:
-                self._arrivals.append((position, ahead, []))
-            for fetched_at, number in fetches:
-                self._arrivals.append((fetched_at, [number] if number in late else [], [number]))
-        for position, numbers, _ in self._arrivals:
-            for number in numbers:
-                self._arrives_from[self._sent[number][1]] = position
-
-    def _copied_bytes(self, value: int) -> int:
-        """Return the bytes themselves, without what the allocator may count in addition."""
-        return self._step.profile.values[value].num_bytes
+    def _scheduled_copies(self, offloading: Offloading) -> CopySchedule | None:
+        if not offloading.values:
+            return None
+        runs = [
+            Run(rank, time + number, op)
+            for number, (rank, time, op) in enumerate(zip(self._run_ranks, self._run_times, self._run_ops, strict=True))
+        ]
+        return CopySchedule(self._step, offloading, runs, self._position_of)
 
     def _copy_what_is_written_over(self) -> None:
         """Let recipes hold a copy of what an op of the forward pass writes over; only then does it take memory."""
@@ -294,6 +257,7 @@ class _Walk:
         step, recomputed, position_of, held_until = self._step, self._dropped, self._position_of, self._held_until
         last_release, op_outputs, buffers = step.last_release_of_value, self._op_outputs, self._buffers
         taken_over = self._taken_over()
+        arrives_from = {} if self._copies is None else self._copies.arrives_from
         for number, (op, time) in enumerate(zip(self._run_ops, self._run_times, strict=True)):
             position = time + number
             for value in op_outputs[op]:
@@ -307,7 +271,7 @@ class _Walk:
                         end = position_of[released]
                     if value in taken_over:
                         end -= 1
-                buffers.append((value, self._arrives_from.get(value, position), end))
+                buffers.append((value, arrives_from.get(value, position), end))
 
     def _taken_over(self) -> set[int]:
         """Return the replayed values in whose buffer an op in place works: it is the only one to use them."""
@@ -327,6 +291,7 @@ class _Walk:
         step, recomputed, position_of, held_until = self._step, self._dropped, self._position_of, self._held_until
         value_storage, overwritten_at = step.value_storage, step.overwritten_at
         last_release, natural_end = step.last_release_of_value, step.natural_end_of_storage
+        leaves_until = {} if self._copies is None else self._copies.leaves_until
         touched = {value_storage[value] for value in recomputed}
         touched.update([value_storage[value] for value in held_until if value not in recomputed])
         self._end_of_storage: dict[int, int] = {}
@@ -341,8 +306,8 @@ class _Walk:
                     held = held_until.get(value, -1)
                     if end < held < overwritten_at[value]:
                         end = held
-                elif value in self._leaves_until:
-                    end = max(end, self._leaves_until[value])
+                elif value in leaves_until:
+                    end = max(end, leaves_until[value])
             self._end_of_storage[storage] = end
 
     def _summed(self) -> Bytes:

@@ -1,0 +1,80 @@
+"""When the copies of a plan's offloaded values run: `offload_rules`, at the positions of a walk through the step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memfit.graph.model_profile import Link
+from memfit.planning.link_time import Arrival, Departure, waiting_seconds
+from memfit.planning.offload_rules import Offloading, numbers_let_go, numbers_started
+from memfit.planning.step import Step
+
+
+class Run(NamedTuple):
+    """A recipe that runs: for which read, by the read's rank, at which position, and of which op."""
+
+    rank: int
+    position: int
+    op: int
+
+
+class CopySchedule:
+    """The copies of offloaded values, at most one of each op.
+
+    ``leaves_until`` is the last position at which a value still has the memory that it was made in, ``arrives_from``
+    the first at which it has memory again.
+    """
+
+    def __init__(self, step: Step, offloading: Offloading, runs: Sequence[Run], position_of_op: Sequence[int]) -> None:
+        self.leaves_until: dict[int, int] = {}
+        self.arrives_from: dict[int, int] = {}
+        self._position_of_op = position_of_op
+        self._close_time = step.close_time
+        self._sent = sorted((step.value_op[value], value) for value in offloading.values)
+        # The bytes themselves, without what the allocator may count in addition.
+        self._sizes = [step.profile.values[value].num_bytes for _, value in self._sent]
+        self._let_go = numbers_let_go(self._sizes, offloading.window_bytes)
+        self._schedule_departures()
+        self._schedule_arrivals(runs, offloading.window_bytes)
+
+    def _schedule_departures(self) -> None:
+        times = [*(op for op, _ in self._sent), self._close_time]
+        for time, let_go in zip(times, self._let_go, strict=True):
+            for number in let_go:
+                self.leaves_until[self._sent[number][1]] = self._position_of_op[time]
+
+    def _schedule_arrivals(self, runs: Sequence[Run], window_bytes: int) -> None:
+        number_of = {op: number for number, (op, _) in enumerate(self._sent)}
+        # The runs of one read are in a row: where they begin, and which values come back for it, and where.
+        reads: list[tuple[int, list[tuple[int, int]]]] = []
+        last_rank = None
+        for rank, position, op in runs:
+            if rank != last_rank:
+                reads.append((position, []))
+                last_rank = rank
+            if op in number_of:
+                reads[-1][1].append((position, number_of[op]))
+        started = numbers_started(
+            [[number for _, number in fetches] for _, fetches in reads], self._sizes, window_bytes
+        )
+        # Position, whose copies are started there, and which are waited for after that.
+        self._arrivals: list[tuple[int, list[int], list[int]]] = []
+        for (position, fetches), (ahead, late) in zip(reads, started, strict=True):
+            if ahead:
+                self._arrivals.append((position, ahead, []))
+            for fetched_at, number in fetches:
+                self._arrivals.append((fetched_at, [number] if number in late else [], [number]))
+        for position, numbers, _ in self._arrivals:
+            for number in numbers:
+                self.arrives_from[self._sent[number][1]] = position
+
+    def waiting_seconds(self, link: Link, elapsed: Sequence[float]) -> float:
+        """Return how long the device waits, which has computed for ``elapsed`` seconds before each position."""
+        departures = [
+            Departure(elapsed[self._position_of_op[op] + 1], num_bytes, let_go)
+            for (op, _), num_bytes, let_go in zip(self._sent, self._sizes, self._let_go[:-1], strict=True)
+        ]
+        forward_seconds = elapsed[self._position_of_op[self._close_time] + 1]
+        arrivals = [Arrival(elapsed[position], started, awaited) for position, started, awaited in self._arrivals]
+        return waiting_seconds(link, departures, forward_seconds, arrivals)
