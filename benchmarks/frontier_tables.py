@@ -62,6 +62,7 @@ def _model(model: ModelResult, images: Path | None) -> str:
         lines += ["", "Beside memfit's layer strategies:", "", *_peers(model.strategies)]
     if model.offloading is not None:
         lines += [*_group("With the host's memory", model.offloading), "", *_plans(model.offloading.plans)]
+        lines += ["", _link_in_words(model.offloading)] if model.offloading.facts.get("link") else []
     if model.captured is not None:
         lines += _group("Captured into CUDA graphs", model.captured)
     if model.compiled:
@@ -78,6 +79,14 @@ def _group(title: str, group: ModelResult) -> list[str]:
         *([f"*{group.note}*", ""] if group.note else []),
         *_peers(group),
     ]
+
+
+def _link_in_words(group: ModelResult) -> str:
+    link = group.facts["link"]
+    return (
+        f"The link, as profiled: {link['out_bytes_per_second'] / 1e9:.1f} GB/s out, "
+        f"{link['back_bytes_per_second'] / 1e9:.1f} back, and {link['slowdown']:.1%} slower computing meanwhile."
+    )
 
 
 def _peers(model: ModelResult) -> list[str]:
