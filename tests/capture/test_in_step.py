@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memfit.capture.in_step import host_in_the_step, ops_in_the_step, runs_ahead
+from memfit.capture.op_facts import NOTHING_KNOWN
 from memfit.graph.model_profile import HostCosts, Phase, RecordedOp, Replay
 
 HOST = HostCosts(
@@ -88,4 +89,11 @@ def test_whether_the_host_runs_ahead_shows_in_steps_that_follow_each_other(
         *ops((2.0, 0), phase=Phase.OPTIMIZER),
     ]
     host = replace(HOST, forward=forward, backward=backward)
-    assert runs_ahead(host, device, step_seconds=step_seconds, alone_seconds=alone_seconds) is expected
+    facts = [NOTHING_KNOWN] * len(device)
+    assert runs_ahead(host, device, facts, step_seconds=step_seconds, alone_seconds=alone_seconds) is expected
+
+
+@pytest.mark.parametrize(("phase", "expected"), [(Phase.FORWARD, False), (Phase.BACKWARD, True)])
+def test_a_forward_pass_that_waits_for_an_answer_does_not_run_ahead(phase: Phase, expected: bool) -> None:
+    device, facts = ops((4.0, 0), (4.0, 0), phase=phase), [NOTHING_KNOWN, replace(NOTHING_KNOWN, is_answer=True)]
+    assert runs_ahead(HOST, device, facts, step_seconds=8.0, alone_seconds=10.0) is expected

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from memfit.graph.model_profile import HostCosts, RecordedOp
+from memfit.capture.recording import OpFacts
+from memfit.graph.model_profile import HostCosts, Phase, RecordedOp
 from memfit.planning.step_time import Seconds, device_seconds, seconds_in_a_row
 
 # Where the host needs more than this share of the step to launch it, what is missing may be the host's.
@@ -45,8 +46,21 @@ def host_in_the_step(host: HostCosts, ops: Sequence[RecordedOp], step_seconds: f
     return replace(host, **{name: factor * getattr(host, name) for name in seconds})
 
 
-def runs_ahead(host: HostCosts, ops: Sequence[RecordedOp], *, step_seconds: float, alone_seconds: float) -> bool:
-    """Return whether a step in a row is launched before the last one is done, so that it is faster than one alone."""
+def runs_ahead(
+    host: HostCosts,
+    ops: Sequence[RecordedOp],
+    facts: Sequence[OpFacts],
+    *,
+    step_seconds: float,
+    alone_seconds: float,
+) -> bool:
+    """Return whether a step in a row is launched before the last one is done, so that it is faster than one alone.
+
+    It is not where the forward pass waits for an answer of the device. A plain step may not show that, if its forward
+    pass takes about as long to launch as to compute; plans do, for which launching takes longer.
+    """
+    if any(fact.is_answer and op.phase is Phase.FORWARD for op, fact in zip(ops, facts, strict=True)):
+        return False
     launching, computing = Seconds(host.forward, host.backward), device_seconds(ops)
     ahead = seconds_in_a_row(launching, computing, runs_ahead=True)
     waiting = seconds_in_a_row(launching, computing, runs_ahead=False)

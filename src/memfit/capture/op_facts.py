@@ -1,4 +1,7 @@
-"""Reads from an op call what decides how long it takes: shapes, strides, types, FLOPs and the bytes it moves."""
+"""Reads from an op call what decides how long it takes: shapes, strides, types, FLOPs and the bytes it moves.
+
+Also whether the host has to wait for it.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,29 @@ from memfit.runtime.op_rules import OpRule
 _GATHERS = {"aten.embedding", "aten.index", "aten.index_select", "aten.gather", "aten._unsafe_index", "aten.slice_copy"}
 
 
-def facts_of(rule: OpRule | None, args: Any, kwargs: Any, results: Iterable[Any], flops: int) -> OpFacts:
+# What these ops return, or how large that is, only the device knows.
+_TAGS_OF_ANSWERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+NOTHING_KNOWN = OpFacts(None, 0, 0, None)
+
+
+def facts_of(op: Any, rule: OpRule, args: Any, kwargs: Any, results: Iterable[Any], flops: int) -> OpFacts:
     """Return the facts of a call that gave ``results``."""
-    if rule is None or rule.name.startswith(("aten.empty", "aten.new_empty")):
-        return OpFacts(None, 0, 0, None)
+    if rule.name.startswith(("aten.empty", "aten.new_empty")):
+        return NOTHING_KNOWN
     inputs = tensors_in((args, kwargs))
-    made_bytes = sum(_touched_bytes(tensor) for tensor in tensors_in(list(results)))
+    outputs = tensors_in(list(results))
+    made_bytes = sum(_touched_bytes(tensor) for tensor in outputs)
     read_bytes = sum(_touched_bytes(tensor) for tensor in inputs)
     if rule.name in _GATHERS:
         read_bytes = min(read_bytes, made_bytes)
     dtype = next((tensor.dtype for tensor in inputs if tensor.is_floating_point()), None)
-    return OpFacts(signature_of(rule, args, kwargs), flops, made_bytes + read_bytes, dtype)
+    is_answer = not _TAGS_OF_ANSWERS.isdisjoint(getattr(op, "tags", ())) or _leave_the_device(inputs, outputs)
+    return OpFacts(signature_of(rule, args, kwargs), flops, made_bytes + read_bytes, dtype, is_answer)
+
+
+def _leave_the_device(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:
+    return any(tensor.is_cpu for tensor in outputs) and not all(tensor.is_cpu for tensor in inputs)
 
 
 def flops_of(op: Any, args: Any, kwargs: Any, result: Any) -> int:

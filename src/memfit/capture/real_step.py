@@ -60,7 +60,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         host = None
         if device.type != "cpu":
             host = measured_host_costs(alone.forward_launched, alone.backward_launched)
-            is_ahead = runs_ahead(host, ops, step_seconds=step_seconds, alone_seconds=alone.seconds)
+            is_ahead = runs_ahead(host, ops, recording.facts, step_seconds=step_seconds, alone_seconds=alone.seconds)
             host = replace(host, runs_ahead=is_ahead)
             ops = ops_in_the_step(ops, host, step_seconds)
         values = values_of(recording, natural)

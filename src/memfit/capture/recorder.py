@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memfit.capture.lifetimes import SaveHandle, StorageMark
-from memfit.capture.op_facts import facts_of, flops_of
+from memfit.capture.op_facts import NOTHING_KNOWN, facts_of, flops_of
 from memfit.capture.plain_tensors import is_plain, only_plain, plain_alias
 from memfit.capture.recording import NewValue, Recording, SeenSave
 from memfit.capture.scopes import ModuleScopes
@@ -118,7 +118,7 @@ class StepRecorder(DispatchMode):
         flops = flops_of(op, args, kwargs, result)
         name = self._next_name(rule.name)
         recording = self.recording
-        recording.facts.append(facts_of(rule, args, kwargs, results, flops))
+        recording.facts.append(facts_of(op, rule, args, kwargs, results, flops))
         recording.ops.append(
             RecordedOp(
                 module=self._module,
@@ -204,7 +204,7 @@ class StepRecorder(DispatchMode):
         name = self._next_name(UNSEEN_OP)
         recording = self.recording
         index = self._number_storage(str(name), tensor, len(recording.ops))
-        recording.facts.append(facts_of(None, (), {}, (), 0))
+        recording.facts.append(NOTHING_KNOWN)
         recording.ops.append(
             RecordedOp(
                 module=self._module,

@@ -38,12 +38,16 @@ class SeenSave:
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """What tells how long an op takes: its signature (equal ones take the same time), its work and its precision."""
+    """What tells how long an op takes: its signature (equal ones take the same time), its work and its precision.
+
+    ``is_answer`` says that the host waits for what it returns.
+    """
 
     signature: Any
     flops: int
     moved_bytes: int
     dtype: torch.dtype | None
+    is_answer: bool = False
 
 
 @dataclass(slots=True)
