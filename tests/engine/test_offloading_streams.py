@@ -84,7 +84,7 @@ def value(number: int) -> Tensor:
 
 def sent(passes: Offloading, tensor: Tensor, window_values: int) -> OffloadedCopy:
     place = Place("blocks.0", nn.Identity())
-    copy = passes.send(tensor, place, "aten.gelu", window_values * VALUE_BYTES)
+    copy = passes.send(tensor, tensor._version, place, "aten.gelu", window_values * VALUE_BYTES)
     assert copy is not None
     return copy
 

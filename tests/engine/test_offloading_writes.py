@@ -164,22 +164,64 @@ class InPlace(nn.Module):
 
 @pytest.mark.parametrize("window_bytes", WINDOWS)
 @pytest.mark.parametrize(
-    "fates",
+    ("fates", "num_copies"),
     [
-        {"offload": ["aten.mul"], "recompute": ["aten.neg_", "aten.add", "aten.sub"]},
-        {"offload": ["aten.mul"], "recompute": ["aten.add", "aten.sub"]},
-        {"offload": ["aten.mul", "aten.neg_"], "recompute": ["aten.add", "aten.sub"]},
-        {"offload": ["aten.neg_", "aten.add", "aten.sub"]},
+        ({"offload": ["aten.mul"], "recompute": ["aten.neg_", "aten.add", "aten.sub"]}, 1),
+        ({"offload": ["aten.mul"], "recompute": ["aten.add", "aten.sub"]}, 1),
+        ({"offload": ["aten.mul", "aten.neg_"], "recompute": ["aten.add", "aten.sub"]}, 2),
+        ({"offload": ["aten.neg_"], "recompute": ["aten.mul", "aten.add", "aten.sub"]}, 1),
+        ({"offload": ["aten.neg_", "aten.add", "aten.sub"]}, 5),
     ],
-    ids=["replayed", "saved", "not offloaded itself", "offloaded around"],
+    ids=["replayed", "saved", "offloaded before and after", "offloaded after", "offloaded around"],
 )
-def test_ops_that_work_in_place_on_what_was_offloaded(fates: dict[str, list[str]], window_bytes: int) -> None:
+def test_ops_that_work_in_place(
+    fates: dict[str, list[str]], num_copies: int, window_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = InPlace()
     plan = plan_by_op(model, batch(), **fates, window_bytes=window_bytes)
     model(batch()).backward()
     assert model.weight.grad is not None
     plain = model.weight.grad.clone()
+    copies = noted_copies(monkeypatch)
     with memfit.apply(model, plan):
         model.zero_grad()
         model(batch()).backward()
     assert torch.equal(model.weight.grad, plain)
+    assert len(copies) == num_copies
+
+
+class WrittenUnheard(nn.Module):
+    """Negates in place, and something writes once more after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.negated = Negated()
+        self.write: Callable[[Tensor], Any] = add_in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        product, made = self.negated(x)
+        self.write(product)
+        return made.sum() + product.sum()
+
+
+class Negated(Maker):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        product = (x * self.weight).neg_()
+        return product, (product + 1).sin()
+
+
+def test_a_write_that_nobody_hears_tears_the_result_of_a_write_that_is_leaving() -> None:
+    model = WrittenUnheard()
+    plan = plan_by_op(model, batch(), offload=["aten.neg_"], recompute=["aten.add"], window_bytes=EVERYTHING)
+    message = r"negated::aten\.neg_ was changed while it was being copied .* \(version 2, was 1\)"
+    with memfit.apply(model, replace(plan, regions=("negated",), watched=("negated",))):
+        with pytest.raises(memfit.StaleValueError, match=message):
+            model(batch()).backward()
+        model.write = lambda product: None
+        model.zero_grad()
+        model(batch()).backward()
+        planned = model.negated.weight.grad
+    model.zero_grad()
+    model(batch()).backward()
+    assert planned is not None
+    assert torch.equal(planned, model.negated.weight.grad)

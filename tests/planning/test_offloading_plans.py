@@ -133,6 +133,16 @@ def test_what_did_not_come_back_in_trials_is_not_offloaded() -> None:
     assert second in eligible
 
 
+def test_of_what_is_written_in_place_the_last_content_may_leave() -> None:
+    profile = profile_of("resnet")
+    step = Step(profile)
+    eligible = may_be_offloaded(step)
+    written = [value for value in eligible if profile.ops[step.value_op[value]].rewrites]
+    assert written
+    before = {value for op in profile.ops for value in op.rewrites}
+    assert before.isdisjoint(eligible)
+
+
 def test_a_profile_without_a_link_says_what_to_do() -> None:
     with pytest.raises(InvalidParameterError, match="host_budget"):
         plan(gpt(num_blocks=2), budget=GIB, host_budget="auto")

@@ -160,7 +160,7 @@ def _host_seconds(device: torch.device) -> float:
         torch.cuda.synchronize(device)
         offloading = Offloading()
         begin = time.perf_counter()
-        copies = [offloading.send(value, place, "", _SMALL_BYTES) for value in values]
+        copies = [offloading.send(value, 0, place, "", _SMALL_BYTES) for value in values]
         offloading.end_forward()
         for copy in reversed(copies):
             offloading.fetch_ahead()

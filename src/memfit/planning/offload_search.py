@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence, Set
 from itertools import product
 from typing import NamedTuple
 
-from memfit.graph.model_profile import Link, Phase, Replay
+from memfit.graph.model_profile import Link, Phase
 from memfit.planning.known_rules import whole_blocks
 from memfit.planning.link_time import COUNTED_SHARE, out_seconds
 from memfit.planning.offload_rules import Offloading
@@ -99,24 +99,19 @@ def most_offloaded_bytes(step: Step, added_seconds: float, host_budget_bytes: in
 def may_be_offloaded(step: Step) -> list[int]:
     """Return the values that can be sent away at all, in the order in which they are made, one of each op at most.
 
-    They are what an op returned, alone in their storage and never written over, and wanted by nobody but the backward
-    pass from before its first read on. Only what was seen to come back is: elsewhere, a kernel that nobody hears may
-    write after the copy has left.
+    They are what their storage holds in the end, and wanted by nobody but the backward pass from before its first read
+    on. Only what was seen to come back is: elsewhere, a kernel that nobody hears may write after the copy has left.
     """
     ops, values = step.profile.ops, step.profile.values
     first_read = step.last_time_before_reads
     largest_of_op: dict[int, int] = {}
     for value in step.plannable:
-        op = ops[step.value_op[value]]
         storage = step.value_storage[value]
         if (
             values[value].num_bytes >= SMALLEST_OFFLOADED_BYTES
-            and op.phase is Phase.FORWARD
-            and op.replay is Replay.YES
-            and values[value].comes_back
-            and not op.rewrites
-            and step.overwritten_at[value] == NEVER
-            and len(step.values_of_storage[storage]) == 1
+            and value in step.may_be_recomputed
+            and ops[step.value_op[value]].phase is Phase.FORWARD
+            and [other for other in step.values_of_storage[storage] if step.overwritten_at[other] == NEVER] == [value]
             and step.natural_end_of_storage[storage] <= first_read
         ):
             best = largest_of_op.get(step.value_op[value])

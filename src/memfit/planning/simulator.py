@@ -276,7 +276,7 @@ class _Walk:
     def _taken_over(self) -> set[int]:
         """Return the replayed values in whose buffer an op in place works: it is the only one to use them."""
         step = self._step
-        rewritten = [step.rewritten_input_of_op[op] for op in self._run_ops if step.rewritten_input_of_op[op] >= 0]
+        rewritten = [step.rewritten_input_of_op[op] for op in self.replayed_ops if step.rewritten_input_of_op[op] >= 0]
         if not rewritten:
             return set()
         num_uses = dict.fromkeys(rewritten, 0)

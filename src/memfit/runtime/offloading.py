@@ -54,16 +54,16 @@ class Offloading:
         self._waiting: list[int] = []
         self._ahead: set[int] = set()
 
-    def send(self, tensor: Tensor, place: Place, op_name: str, window_bytes: int) -> OffloadedCopy | None:
+    def send(self, tensor: Tensor, version: int, place: Place, op_name: str, window_bytes: int) -> OffloadedCopy | None:
         """Let what is in the tensor's storage leave the device, or return None where it has to stay.
 
-        ``tensor`` must share the version counter of the op's output and refer to nothing but memory. Whoever still
-        wants the value holds what is returned.
+        ``tensor`` must share the version counter of the op's output and refer to nothing but memory; ``version`` is
+        what it counts once the op has returned. Whoever still wants the value holds what is returned.
         """
         if not _can_leave(tensor):
             return None
         self._window_bytes = window_bytes
-        departure = _Departure(tensor, f"{place.path}::{op_name}")
+        departure = _Departure(tensor, version, f"{place.path}::{op_name}")
         copy = OffloadedCopy(self, len(self._copies), departure)
         self._copies.append(weakref.ref(copy))
         self._waiting.append(len(self._copies) - 1)
@@ -170,12 +170,12 @@ class _Departure:
         "streams",
     )
 
-    def __init__(self, tensor: Tensor, maker: str) -> None:
+    def __init__(self, tensor: Tensor, version: int, maker: str) -> None:
         self.device = tensor.device
         self.num_bytes = storage_bytes_on(tensor.device, tensor)
         self.streams = _streams_for(tensor.device)
         self._original: Tensor | None = tensor
-        self._version = tensor._version
+        self._version = version
         self._maker = maker
         self._left: torch.cuda.Event | None = None
         self._is_settled = False

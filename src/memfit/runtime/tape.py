@@ -133,7 +133,7 @@ class Tape(DispatchMode):
         elif pattern and not is_repeatable(rule, args):
             pattern = without_drops(pattern) if rule.treatment is Treatment.PURE else Fate.SAVE
         if rule.written:
-            return self._run_writing_op(op, rule, pattern == Fate.DROP, args, kwargs)
+            return self._run_writing_op(op, rule, fate_of(0, pattern), args, kwargs)
         if rule.batch_norm_arguments is not None:
             return self._run_batch_norm(op, rule, pattern, args, kwargs)
         if not pattern:
@@ -171,20 +171,20 @@ class Tape(DispatchMode):
                 assert recipe is not None
                 self._drop(storage, recipe.add_output(position, geometry_of(output)), output._version)
             elif recipe is not None or not lies_under(storage, (args, kwargs)):
-                self._offload(storage, output, rule)
+                self._offload(storage, output, output._version, rule)
         return result
 
-    def _offload(self, storage: torch.UntypedStorage, output: Tensor, rule: OpRule) -> None:
+    def _offload(self, storage: torch.UntypedStorage, output: Tensor, version: int, rule: OpRule) -> None:
         assert self._region is not None
         # Hooks around the model have the say in where things are kept.
         if self._outer_hooks is not None or type(output) is not Tensor:
             return
         alias = detached_alias_below_autograd(output)
-        copy = self._offloading.send(alias, self._region.place, rule.name, self._region.window_bytes)
+        copy = self._offloading.send(alias, version, self._region.place, rule.name, self._region.window_bytes)
         if copy is not None:
             geometry = geometry_of(output)
             recipe = FetchRecipe(self._new_recipe_number(), self._lock, self._offloading, copy, geometry)
-            self._drop(storage, recipe.add_output(0, geometry), output._version)
+            self._drop(storage, recipe.add_output(0, geometry), version)
 
     def _run_batch_norm(self, op: Any, rule: OpRule, pattern: FatePattern, args: Any, kwargs: Any) -> Any:
         assert rule.batch_norm_arguments is not None
@@ -201,15 +201,15 @@ class Tape(DispatchMode):
             return op(*args, **kwargs)
         return self._run_pure_op(op, rule, pattern, args, kwargs, recipe_args)
 
-    def _run_writing_op(self, op: Any, rule: OpRule, drops: bool, args: Any, kwargs: Any) -> Any:
+    def _run_writing_op(self, op: Any, rule: OpRule, fate: Fate, args: Any, kwargs: Any) -> Any:
         written = written_tensors(rule, args, kwargs)
         self._before_write(written, rule)
         recipe: Recipe | None = None
         geometry: Geometry | None = None
-        version = 0
-        if drops and written and is_strided(written[0]):
+        # Autograd counts the write after this call returns.
+        version = written[0]._version + 1 if fate and written and is_strided(written[0]) else None
+        if fate == Fate.DROP and version is not None:
             target = written[0]
-            version = target._version
             draw = _generator_and_state(rule, args, kwargs)
             if rule.treatment is Treatment.OVERWRITE and covers_its_storage(target):
                 geometry = geometry_of(target)
@@ -230,9 +230,10 @@ class Tape(DispatchMode):
             stale_note = _note_of(tensor)
             if stale_note is not None:
                 stale_note.dropped = None
-        if recipe is not None and geometry is not None:
-            # Autograd counts the write after this call returns.
-            self._drop(written[0].untyped_storage(), recipe.add_output(0, geometry), version + 1)
+        if version is not None and recipe is not None and geometry is not None:
+            self._drop(written[0].untyped_storage(), recipe.add_output(0, geometry), version)
+        elif version is not None and fate == Fate.OFFLOAD:
+            self._offload(written[0].untyped_storage(), written[0], version, rule)
         return result
 
     def _before_write(self, written: list[Tensor], rule: OpRule) -> None:

@@ -79,8 +79,8 @@ class Tape {
   void run_batch_norm(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
                       const Pattern* pattern);
   void run_writing_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
-                      bool drops);
-  void offload(const Tensor& output, const c10::OperatorHandle& op, const OpRule& rule);
+                      Fate fate);
+  void offload(const Tensor& output, int64_t version, const c10::OperatorHandle& op, const OpRule& rule);
   void before_write(const std::vector<Tensor>& written, const OpRule& rule);
   intrusive_ptr<Recipe> record(Recipe::Kind kind, const c10::OperatorHandle& op, const OpRule& rule,
                                std::vector<IValue> arguments, std::optional<Draw> draw);
@@ -148,7 +148,7 @@ inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
     pattern = kept.saves_all() ? nullptr : &kept;
   }
   if (!rule.written.empty()) {
-    run_writing_op(op, keys, stack, rule, pattern != nullptr && pattern->has(Fate::DROP));
+    run_writing_op(op, keys, stack, rule, pattern == nullptr ? Fate::SAVE : (*pattern)[0]);
   } else if (rule.batch_norm_arguments) {
     run_batch_norm(op, keys, stack, rule, pattern);
   } else if (pattern == nullptr) {
@@ -200,12 +200,12 @@ inline void Tape::run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet
     if (fate == Fate::DROP) {
       drop(output, recipe->add_output(position, output), version_of(output));
     } else if (recipe || !lies_under(output.storage().unsafeGetStorageImpl(), recipe_arguments)) {
-      offload(output, op, rule);
+      offload(output, version_of(output), op, rule);
     }
   }
 }
 
-inline void Tape::offload(const Tensor& output, const c10::OperatorHandle& op, const OpRule& rule) {
+inline void Tape::offload(const Tensor& output, int64_t version, const c10::OperatorHandle& op, const OpRule& rule) {
   if (output.key_set().has(c10::DispatchKey::Python)) return;
   // Others are let go of next, which were there at the same time.
   tell_of(output);
@@ -214,14 +214,14 @@ inline void Tape::offload(const Tensor& output, const c10::OperatorHandle& op, c
   {
     py::gil_scoped_acquire gil;
     auto tensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(alias)));
-    auto copy = asked_of(state_->offloading, "send", tensor, region->place, rule.name, region->window_bytes);
+    auto copy = asked_of(state_->offloading, "send", tensor, version, region->place, rule.name, region->window_bytes);
     if (copy.is_none()) return;
     recipe->copy.emplace(copy.release().ptr(), getPyInterpreter());
   }
   state_->has_offloaded = true;
   ++num_recipes_;
   recipe->geometry.emplace(output);
-  drop(output, recipe->add_output(0, output), version_of(output));
+  drop(output, recipe->add_output(0, output), version);
 }
 
 // Whether the type of what a batch norm returns follows from that of its running statistics.
@@ -255,7 +255,7 @@ inline void Tape::run_batch_norm(const c10::OperatorHandle& op, c10::DispatchKey
 }
 
 inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
-                                 const OpRule& rule, bool drops) {
+                                 const OpRule& rule, Fate fate) {
   auto arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
   std::vector<Tensor> written;
   for (auto position : rule.written) {
@@ -267,10 +267,11 @@ inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKey
   before_write(written, rule);
   intrusive_ptr<Recipe> recipe;
   std::optional<Geometry> geometry;
-  int64_t version = 0;
-  if (drops && !written.empty() && is_strided(written[0])) {
+  if (written.empty() || !is_strided(written[0])) fate = Fate::SAVE;
+  // Autograd counts the write after this call returns.
+  const auto version = fate == Fate::SAVE ? 0 : version_of(written[0]) + 1;
+  if (fate == Fate::DROP) {
     const auto& target = written[0];
-    version = version_of(target);
     auto draw = generator_and_state(rule, arguments);
     if (rule.treatment == Treatment::OVERWRITE && covers_its_storage(target)) {
       geometry.emplace(target);
@@ -301,11 +302,11 @@ inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKey
     if (stale != nullptr && stale->dropped) outdated_.push_back(std::move(stale->dropped));
     if (stale != nullptr) stale->dropped.reset();
   }
+  if (fate == Fate::OFFLOAD) offload(written[0], version, op, rule);
   if (recipe) {
-    // Autograd counts the write after this call returns.
     auto value = make_intrusive<DroppedValue>(recipe, *geometry);
     recipe->outputs.emplace_back(0, value);
-    drop(written[0], std::move(value), version + 1);
+    drop(written[0], std::move(value), version);
   }
 }
 
