@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from memfit.capture.in_step import host_in_the_step, ops_in_the_step, runs_ahead
+from memfit.capture.in_step import host_in_the_step, ops_in_the_step, rested_share, runs_ahead
 from memfit.capture.op_facts import NOTHING_KNOWN
 from memfit.graph.model_profile import HostCosts, Phase, RecordedOp, Replay
 
@@ -37,6 +37,13 @@ def test_what_the_step_takes_longer_goes_to_the_ops_that_compute() -> None:
 def test_ops_are_left_alone_where_the_device_is_not_short_of_time(step_seconds: float, host: HostCosts) -> None:
     measured = ops((4.0, 7), (2.0, 0), (6.0, 9))
     assert list(ops_in_the_step(measured, host, step_seconds)) == measured
+
+
+def test_a_device_that_rests_takes_what_the_ops_took_apart() -> None:
+    apart = ops((4.0, 7), (2.0, 0), (6.0, 9))
+    assert rested_share(apart, ops_in_the_step(apart, HOST, step_seconds=14.0)) == pytest.approx(12 / 14)
+    assert rested_share(apart, ops_in_the_step(apart, HOST, step_seconds=11.0)) == 1.0
+    assert rested_share([], []) == 1.0
 
 
 def test_a_step_without_matrix_products_is_left_as_it_is() -> None:

@@ -85,6 +85,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
         host=draw(st.none() | st.builds(HostCosts, *[seconds] * 7, runs_ahead=st.booleans())),
         inputs=draw(inputs),
         link=draw(st.none() | st.builds(Link, rates, rates, *[seconds, sizes, seconds, seconds])),
+        rested_share=draw(st.floats(0, 1, exclude_min=True)),
     )
 
 

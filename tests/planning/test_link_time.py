@@ -10,24 +10,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.graph.model_profile import Link
-from memfit.planning.link_time import COUNTED_SHARE, Arrival, Departure, waiting_seconds
+from memfit.planning.link_time import (
+    COUNTED_SHARE,
+    Arrival,
+    Copies,
+    Departure,
+    expected_waiting_seconds,
+    waiting_seconds,
+    with_reserve,
+)
 from memfit.planning.offload_rules import numbers_let_go, numbers_started
 
-# As plans count: a byte a second out, two back, and a second for each copy.
-LINK = Link(1.0 / COUNTED_SHARE, 2.0 / COUNTED_SHARE, seconds_per_copy=1.0, host_free_bytes=0)
+# A byte a second out, two back, and a second for each copy.
+LINK = Link(1.0, 2.0, seconds_per_copy=1.0, host_free_bytes=0)
+
+
+def waited(link: Link, departures: list[Departure], forward_seconds: float, arrivals: list[Arrival]) -> float:
+    return waiting_seconds(link, Copies(departures, forward_seconds, arrivals, computing_seconds=100.0))
 
 
 def test_what_leaves_while_the_device_computes_costs_nothing() -> None:
     departures = [Departure(0.0, 4, []), Departure(6.0, 4, [0])]
     arrivals = [Arrival(20.0, [1]), Arrival(24.0, [0], [1]), Arrival(28.0, [], [0])]
-    assert waiting_seconds(LINK, departures, 12.0, arrivals) == 0.0
+    assert waited(LINK, departures, 12.0, arrivals) == 0.0
 
 
 def test_memory_that_is_still_being_copied_is_waited_for() -> None:
     # The first copy ends at 5, and is let go of at 2.
-    assert waiting_seconds(LINK, [Departure(0.0, 4, []), Departure(2.0, 1, [0])], 100.0, []) == 3.0
+    assert waited(LINK, [Departure(0.0, 4, []), Departure(2.0, 1, [0])], 100.0, []) == 3.0
     # At the end of the forward pass, at 3, it waits until 7 for both.
-    assert waiting_seconds(LINK, [Departure(0.0, 4, []), Departure(2.0, 1, [])], 3.0, []) == 4.0
+    assert waited(LINK, [Departure(0.0, 4, []), Departure(2.0, 1, [])], 3.0, []) == 4.0
 
 
 def test_what_is_read_before_it_is_back_is_waited_for() -> None:
@@ -35,14 +47,53 @@ def test_what_is_read_before_it_is_back_is_waited_for() -> None:
     # Both leave by 10. The later one is started when it is read at 20, which takes until 23; the other then, until 26,
     # of which the device computes for two seconds.
     arrivals = [Arrival(20.0, [1], [1]), Arrival(20.0, [0]), Arrival(22.0, [], [0])]
-    assert waiting_seconds(LINK, departures, 15.0, arrivals) == 3.0 + 1.0
+    assert waited(LINK, departures, 15.0, arrivals) == 3.0 + 1.0
 
 
 def test_the_device_computes_longer_while_it_copies() -> None:
     departures = [Departure(0.0, 4, []), Departure(6.0, 4, [0])]
     arrivals = [Arrival(20.0, [1]), Arrival(24.0, [0], [1]), Arrival(28.0, [], [0])]
     # Two copies of five seconds, and two of three.
-    assert waiting_seconds(replace(LINK, slowdown=0.25), departures, 12.0, arrivals) == 4.0
+    assert waited(replace(LINK, slowdown=0.25), departures, 12.0, arrivals) == 4.0
+
+
+def leaving(num_bytes: int, computing_seconds: float) -> Copies:
+    """Return the copies of a step that does nothing but wait, at the end of its forward pass, for one value."""
+    return Copies([Departure(0.0, num_bytes, [])], 0.0, [], computing_seconds)
+
+
+def test_a_tenth_of_the_link_is_kept_for_its_hitches() -> None:
+    link = replace(LINK, seconds_per_copy=0.0)
+    assert with_reserve(link) == replace(link, out_bytes_per_second=0.9, back_bytes_per_second=1.8)
+    # 9 seconds at the full rate, and 10 with a tenth in reserve.
+    assert expected_waiting_seconds(link, leaving(9, 1000.0), 1.0) == pytest.approx(9 / COUNTED_SHARE)
+
+
+def test_hitches_do_not_take_more_than_a_little_of_the_step() -> None:
+    link = replace(LINK, seconds_per_copy=0.0)
+    # At nine tenths of the rate it would be 1000 seconds.
+    assert expected_waiting_seconds(link, leaving(900, 1000.0), 1.0) == pytest.approx(900 + 15)
+
+
+def test_a_device_that_waits_computes_faster() -> None:
+    link = replace(LINK, seconds_per_copy=0.0)
+    without = expected_waiting_seconds(link, leaving(900, 1000.0), 1.0)
+    # It waits for nearly half of the step, and would gain the same by more.
+    assert expected_waiting_seconds(link, leaving(900, 1000.0), 0.9) == pytest.approx(without - 100)
+    assert expected_waiting_seconds(link, leaving(9000, 1000.0), 0.9) == pytest.approx(9000 + 15 - 100)
+    # 9 / 0.9 of 1010 seconds are about a hundredth; a quarter of the step would be enough for all.
+    gained = 100 * (10 / 1010) / 0.25
+    assert expected_waiting_seconds(link, leaving(9, 1000.0), 0.9) == pytest.approx(10 - gained)
+    assert expected_waiting_seconds(link, Copies([], 0.0, [], 1000.0), 0.9) == 0.0
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.floats(0.8, 1.0))
+def test_more_to_copy_never_takes_less(one: int, other: int, rested_share: float) -> None:
+    link = replace(LINK, seconds_per_copy=0.0)
+    less, more = (
+        expected_waiting_seconds(link, leaving(num_bytes, 1000.0), rested_share) for num_bytes in sorted([one, other])
+    )
+    assert 0 < less <= more + 1e-9
 
 
 @pytest.mark.parametrize("window_bytes", [0, 3, 4, 5, 8, 100])
@@ -94,25 +145,25 @@ def test_waiting_is_what_two_streams_and_two_copy_engines_take(
     # All is read back in the opposite order, each by a read of its own.
     order = list(reversed(range(len(sizes))))
     started = numbers_started([[number] for number in order], sizes, window_bytes)
-    computing, waited = Fraction(0), Fraction(0)
+    computing, waiting = Fraction(0), Fraction(0)
     departures, ended, free = [], [], Fraction(0)
     for (gap, num_bytes), numbers in zip(made, let_go, strict=False):
         computing += gap
         departures.append(Departure(float(computing), num_bytes, numbers))
-        free = max(free, computing + waited) + 1 + num_bytes
+        free = max(free, computing + waiting) + 1 + num_bytes
         ended.append(free)
         for number in numbers:
-            waited += max(ended[number] - computing - waited, 0)
+            waiting += max(ended[number] - computing - waiting, 0)
     computing += 1
     forward_seconds = float(computing)
     for number in let_go[-1]:
-        waited += max(ended[number] - computing - waited, 0)
+        waiting += max(ended[number] - computing - waiting, 0)
     arrivals, back, free = [], {}, Fraction(0)
     for number, gap, (ahead, late) in zip(order, gaps, started, strict=False):
         computing += gap
         for starting in (*ahead, *late):
-            free = max(free, computing + waited) + 1 + Fraction(sizes[starting], 2)
+            free = max(free, computing + waiting) + 1 + Fraction(sizes[starting], 2)
             back[starting] = free
-        waited += max(back[number] - computing - waited, 0)
+        waiting += max(back[number] - computing - waiting, 0)
         arrivals += [Arrival(float(computing), ahead), Arrival(float(computing), late, [number])]
-    assert waiting_seconds(LINK, departures, forward_seconds, arrivals) == float(waited)
+    assert waited(LINK, departures, forward_seconds, arrivals) == float(waiting)

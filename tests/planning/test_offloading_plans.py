@@ -166,7 +166,8 @@ def test_a_plan_that_offloads_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
 @given(drawn_profiles(max_forward_ops=5, max_backward_ops=5), st.data())
 def test_no_plan_at_all_is_faster_than_the_gap_allows(profile: ModelProfile, data: st.DataObject) -> None:
     rate = data.draw(st.sampled_from((0.5, 2.0, 8.0)))
-    profile = replace(profile, link=Link(rate, rate, 0.0, 1000))
+    rested_share = data.draw(st.sampled_from((0.5, 0.9, 1.0)))
+    profile = replace(profile, link=Link(rate, rate, 0.0, 1000), rested_share=rested_share)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memfit.planning.offload_search.SMALLEST_OFFLOADED_BYTES", 1)
         step = Step(profile)

@@ -35,6 +35,12 @@ def ops_in_the_step(ops: Sequence[RecordedOp], host: HostCosts, step_seconds: fl
     return tuple(replace(op, seconds=op.seconds * factor) if op.flops else op for op in ops)
 
 
+def rested_share(apart: Sequence[RecordedOp], in_the_step: Sequence[RecordedOp]) -> float:
+    """Return what ops took when they were timed apart, with pauses, as a share of what they take in the step."""
+    seconds = sum(op.seconds for op in in_the_step)
+    return min(sum(op.seconds for op in apart) / seconds, 1.0) if seconds else 1.0
+
+
 def host_in_the_step(host: HostCosts, ops: Sequence[RecordedOp], step_seconds: float) -> HostCosts:
     """Return ``host`` with the seconds that it takes in steps of ``step_seconds``."""
     if _device_sets_the_pace(host, step_seconds):

@@ -1,8 +1,9 @@
 """Measures the way between the device and the host's memory, which offloaded values take twice.
 
 Copies go through pinned memory, as the engine's do, and one way at a time: the engine waits for all that leaves before
-the forward pass ends, and fetches nothing before the backward pass. They are timed beside computing, and that beside
-them: each takes something of the other's bandwidth.
+the forward pass ends, and fetches nothing before the backward pass. They are timed beside ops that are bound by the
+device's memory, and those beside them, for each takes something of the other's bandwidth; and alone. In a training step
+they are beside both such ops and others, so that what counts is the middle between the two.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import product
 from statistics import median
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ _PAUSE_CYCLES = 10_000_000
 
 
 class CopySeconds(NamedTuple):
-    """How long a copy of ``_LARGE_BYTES`` takes, and one of ``_SMALL_BYTES``, both beside computing.
+    """How long a copy of ``_LARGE_BYTES`` takes in a training step, and one of ``_SMALL_BYTES``.
 
     ``slowdown`` is the share of the large copies' time by which they make the computing longer.
     """
@@ -93,16 +94,16 @@ class _Lane:
     source: Tensor
     stream: torch.cuda.Stream
 
-    def launch(self, num_bytes: int, start: torch.cuda.Event) -> list[torch.cuda.Event]:
-        """Launch copies that begin at ``start``, and return the events before, between and after them."""
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(_NUM_COPIES + 1)]
+    def launch(self, num_bytes: int, start: torch.cuda.Event) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Launch copies that begin at ``start``, and return the events before and after them."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(self.stream):
             self.stream.wait_event(start)
-            marks[0].record()
-            for mark in marks[1:]:
+            begin.record()
+            for _ in range(_NUM_COPIES):
                 self.target[:num_bytes].copy_(self.source[:num_bytes], non_blocking=True)
-                mark.record()
-        return marks
+            end.record()
+        return begin, end
 
 
 class _Computing:
@@ -122,33 +123,47 @@ class _Computing:
 
 
 def _seconds_of_copies(lane: _Lane, computing: _Computing) -> CopySeconds:
-    """Return how long copies of both sizes take beside computing, and what they take of it."""
-    copies: dict[int, list[float]] = {_LARGE_BYTES: [], _SMALL_BYTES: []}
+    """Return how long copies of both sizes take, and what they take of the computing beside them."""
+    sizes = (_LARGE_BYTES, _SMALL_BYTES)
+    copies: dict[tuple[int, bool], list[float]] = {way: [] for way in product(sizes, (True, False))}
     alone, beside = [], []
     # The first round warms up.
     for number in range(_NUM_ROUNDS + 1):
-        rounds = [(num_bytes, *_milliseconds(lane, num_bytes, computing)) for num_bytes in copies]
-        without = _milliseconds(None, 0, computing)[1]
+        seconds = {way: _seconds(lane, way[0], computing if way[1] else None) for way in copies}
+        without = _seconds(None, 0, computing).computing
         if number:
-            for num_bytes, gaps, _ in rounds:
-                copies[num_bytes] += gaps
+            for way, taken in seconds.items():
+                copies[way].append(taken.copy)
             alone.append(without)
-            beside.append(rounds[0][2])
-    large, small = (median(gaps) for gaps in copies.values())
+            beside.append(seconds[_LARGE_BYTES, True].computing)
+    large, small = ((median(copies[size, True]) + median(copies[size, False])) / 2 for size in sizes)
     copying = min(_NUM_COPIES * large, median(beside))
-    return CopySeconds(large / 1e3, small / 1e3, slowdown=(median(beside) - median(alone)) / copying)
+    return CopySeconds(large, small, slowdown=(median(beside) - median(alone)) / copying)
 
 
-def _milliseconds(lane: _Lane | None, num_bytes: int, computing: _Computing) -> tuple[list[float], float]:
-    """Return how long each copy takes, and the computing beside them."""
+class _Taken(NamedTuple):
+    """How long each copy took, and the computing."""
+
+    copy: float
+    computing: float
+
+
+def _seconds(lane: _Lane | None, num_bytes: int, computing: _Computing | None) -> _Taken:
+    """Return how long copies of this size and the computing take at the same time, or one of them alone."""
     start = torch.cuda.Event()
     keep_gpu_busy(_PAUSE_CYCLES)
     start.record()
-    marks = [] if lane is None else lane.launch(num_bytes, start)
-    begin, end = computing.launch()
-    for mark in (*marks[-1:], end):
-        mark.synchronize()
-    return [before.elapsed_time(after) for before, after in pairwise(marks)], begin.elapsed_time(end)
+    copies = None if lane is None else lane.launch(num_bytes, start)
+    ops = None if computing is None else computing.launch()
+    return _Taken(_seconds_between(copies) / _NUM_COPIES, _seconds_between(ops))
+
+
+def _seconds_between(events: tuple[torch.cuda.Event, torch.cuda.Event] | None) -> float:
+    if events is None:
+        return 0.0
+    begin, end = events
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def _host_seconds(device: torch.device) -> float:

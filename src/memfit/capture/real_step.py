@@ -10,7 +10,7 @@ from memfit.capture.calibration import calibrated
 from memfit.capture.clocks import clock_for
 from memfit.capture.devices import device_of, memory_bytes
 from memfit.capture.host_costs import fitted_host_costs, measured_host_costs
-from memfit.capture.in_step import host_in_the_step, ops_in_the_step, runs_ahead
+from memfit.capture.in_step import host_in_the_step, ops_in_the_step, rested_share, runs_ahead
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.layers import measured_blocks
 from memfit.capture.link import measured_link
@@ -57,12 +57,13 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         with state.kept(), meter:
             step.run_forward_and_backward()
         ops = with_costs(recording.ops, recording.facts, meter.costs(), device)
-        host = None
+        host, rested = None, 1.0
         if device.type != "cpu":
             host = measured_host_costs(alone.forward_launched, alone.backward_launched)
             is_ahead = runs_ahead(host, ops, recording.facts, step_seconds=step_seconds, alone_seconds=alone.seconds)
             host = replace(host, runs_ahead=is_ahead)
-            ops = ops_in_the_step(ops, host, step_seconds)
+            timed_apart, ops = ops, ops_in_the_step(ops, host, step_seconds)
+            rested = rested_share(timed_apart, ops)
         values = values_of(recording, natural)
         if allocated_bytes is not None:
             values += (other_memory(values, allocated_bytes),)
@@ -80,6 +81,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
             host=host,
             inputs=tuple(inputs),
             link=measured_link(device),
+            rested_share=rested,
         )
         profile = calibrated(profile, step, state)
         recording_all = plan_of_all_that_replays(profile)

@@ -151,7 +151,8 @@ class ModelProfile:
     counting what it holds already; None where that is not known. ``measured_with`` says how the numbers came about.
     ``host`` is what the host has to do while the device computes; None where they are one, or it was not measured.
     ``inputs`` are the tensors that the model was called with. ``link`` is the way to the host's memory; None where that
-    is the device's own, or it was not measured.
+    is the device's own, or it was not measured. ``rested_share`` is what the ops would take in all, as a share of their
+    seconds in the step, on a device that can rest between them.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -167,6 +168,7 @@ class ModelProfile:
     host: HostCosts | None = None
     inputs: tuple[Input, ...] = ()
     link: Link | None = None
+    rested_share: float = 1.0
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path`` as JSON, compressed where the path ends in ``.gz``."""

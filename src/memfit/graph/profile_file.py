@@ -61,6 +61,8 @@ def save_profile(profile: ModelProfile, path: str | os.PathLike[str]) -> None:
         head["host"] = asdict(profile.host)
     if profile.link is not None:
         head["link"] = asdict(profile.link)
+    if profile.rested_share != 1.0:
+        head["rested_share"] = profile.rested_share
     entries = {
         "blocks": map(_block_entry, profile.blocks),
         "ops": map(_op_entry, profile.ops),
@@ -76,7 +78,7 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     document = read_document(path)
     check_kind(document, path, expected=PROFILE_FORMAT, version=PROFILE_VERSION)
     required = frozenset({"format", "version", *_HEAD, *_LISTS})
-    check_fields(document, f"{path}", required=required, optional=frozenset({"host", "inputs", "link"}))
+    check_fields(document, f"{path}", required=required, optional=frozenset({"host", "inputs", "link", "rested_share"}))
     for name in _LISTS:
         if not isinstance(document[name], list):
             raise PlanFileError(f'{path}: "{name}" must be a list; got {shown(document[name])}')
@@ -87,6 +89,7 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
         contents["host"] = _read(reader.host, document["host"], f"{path}: host")
     if document.get("link") is not None:
         contents["link"] = _read(reader.link, document["link"], f"{path}: link")
+    contents["rested_share"] = _read(reader.rested_share, document.get("rested_share", 1.0), f"{path}")
     for name, read in (("ops", reader.op), ("values", reader.value), ("blocks", reader.block)):
         entries = enumerate(document[name])
         contents[name] = tuple(_read(read, entry, f"{path}: {name}[{place}]") for place, entry in entries)
@@ -205,6 +208,11 @@ class _Reader:
             slowdown=_at_least_zero(measured["slowdown"], "slowdown", "a share"),
             host_seconds=_seconds(measured["host_seconds"], "host_seconds"),
         )
+
+    def rested_share(self, entry: Any, place: str) -> float:
+        if isinstance(entry, bool) or not isinstance(entry, (int, float)) or not 0 < entry <= 1:
+            raise InvalidParameterError(f"rested_share must be a share, above 0 and at most 1; got {shown(entry)}")
+        return float(entry)
 
     def op(self, entry: Any, place: str) -> RecordedOp:
         fields = check_fields(entry, place, required=frozenset({"op", "call"}), optional=frozenset(_OP_DEFAULTS))

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from memfit.graph.model_profile import Link, Phase
 from memfit.planning.known_rules import whole_blocks
-from memfit.planning.link_time import COUNTED_SHARE, out_seconds
+from memfit.planning.link_time import out_seconds, with_reserve
 from memfit.planning.offload_rules import Offloading
 from memfit.planning.simulator import judged
 from memfit.planning.step import NEVER, Step
@@ -90,7 +90,9 @@ def most_offloaded_bytes(step: Step, added_seconds: float, host_budget_bytes: in
     link = step.profile.link
     assert link is not None
     step_seconds = max(step.profile.step_seconds, sum(step.op_seconds))
-    carried = int(COUNTED_SHARE * link.out_bytes_per_second * (step_seconds + added_seconds))
+    # A device that waits for copies gains by that, but never more than it would by resting all the time.
+    copying_seconds = (step_seconds + added_seconds) / step.profile.rested_share
+    carried = int(link.out_bytes_per_second * copying_seconds)
     values = may_be_offloaded(step)
     margins = sum(step.value_bytes[value] - step.profile.values[value].num_bytes for value in values)
     return min(carried, host_budget_bytes, sum(step.profile.values[value].num_bytes for value in values)) + margins
@@ -244,7 +246,7 @@ class _Search:
         """Return the values to send, the first first."""
         if way not in self._sent:
             held = self._held(way.start)
-            carried = _as_the_link_carries(self._step, self._link, held, way.window_bytes)
+            carried = _as_the_link_carries(self._step, with_reserve(self._link), held, way.window_bytes)
             self._sent[way] = held if way.may_wait else carried
         return self._sent[way]
 

@@ -180,7 +180,7 @@ class _Walk:
         runs = np.array(self._run_times, dtype=np.int64) + np.arange(len(self._run_ops))
         is_replay = np.array([op not in self._value_fetched_by for op in self._run_ops], dtype=bool)
         seconds[runs[is_replay] + 1] = [step.op_seconds[op] for op in self.replayed_ops]
-        return self._copies.waiting_seconds(link, np.cumsum(seconds).tolist())
+        return self._copies.waiting_seconds(link, np.cumsum(seconds).tolist(), step.profile.rested_share)
 
     def _order_runs(self, recipes: list[int]) -> None:
         """Find which recipes run, for which read, and how long the others can be asked for; the last recipe first."""
