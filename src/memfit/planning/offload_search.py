@@ -7,8 +7,9 @@ wanted back last. Two rounds look for the best:
 
 1. from plans spread over the whole frontier, with windows of several sizes, sending only what the link can take at that
    moment, or all, which waits; how many values, is tried in steps;
-2. at peaks spread evenly over what that found: with the window and the way to send that were the best there, from many
-   more plans, exactly as many values as it takes to stay within that peak.
+2. at peaks spread evenly over what that found: from many more plans, exactly as many values as it takes to stay within
+   that peak. Looked at first are the plans next to where the first round was best there, and those that come down to
+   the peak by no more than the link carries, the fastest of them first.
 
 As everywhere, all that is tried is judged by the simulator, and the budget plays no part: a smaller one never gets a
 faster or a larger plan.
@@ -16,8 +17,9 @@ faster or a larger plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
-from itertools import product
+import math
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import accumulate, chain, product, zip_longest
 from typing import NamedTuple
 
 from memfit.graph.model_profile import Link, Phase
@@ -34,11 +36,10 @@ SMALLEST_OFFLOADED_BYTES = 2**20
 _FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 4_000_000, 6_000_000
 _LEAST_TRIES, _MOST_FIRST_TRIES = 240, 3_600
 # As multiples of the value of middle size among those that a plan holds.
-_WINDOWS = (1, 2, 4, 8)
+_WINDOWS = (1, 2, 4, 8, 16)
 _NUM_AMOUNTS = 8
-# In the second round: at how many peaks, in how many ways, and from how many plans around the best of each, at most. To
-# find out how many values are enough takes about so many tries.
-_NUM_PEAKS, _MOST_WAYS, _MOST_NEIGHBOURS, _NUM_HALVINGS = 24, 2, 12, 6
+# In the second round: at how many peaks, from the best in how many ways, and from how many plans beside each, at most.
+_NUM_PEAKS, _MOST_WAYS, _MOST_NEIGHBOURS = 72, 2, 12
 
 
 def host_bytes_of(step: Step, values: Iterable[int]) -> int:
@@ -177,6 +178,7 @@ class _Search:
         spread = _spread(frontier, max(self._num_second_tries // _MOST_NEIGHBOURS, 2))
         self._starts = sorted([*spread, *of_blocks], key=lambda start: -start.peak_bytes)
         self._of_blocks = {self._starts.index(start) for start in of_blocks}
+        self._held_by_start: dict[int, list[int]] = {}
         self._sent: dict[_Way, list[int]] = {}
         self._judged: dict[tuple[int, Offloading], Candidate] = {}
 
@@ -185,10 +187,7 @@ class _Search:
         num_starts = max(self._num_first_tries // (2 * len(_WINDOWS) * _NUM_AMOUNTS), 2)
         chosen = {len(self._starts) * k // num_starts for k in range(num_starts)} | {len(self._starts) - 1}
         for start in sorted(chosen | self._of_blocks):
-            held = self._held(start)
-            sizes = sorted(self._step.profile.values[value].num_bytes for value in held)
-            for multiple, may_wait in product(_WINDOWS if held else (), (False, True)):
-                way = _Way(start, multiple * sizes[len(sizes) // 2], may_wait)
+            for way in self._ways_from(start):
                 num_values = len(self._sent_by(way))
                 for count in sorted({-(-num_values * part // _NUM_AMOUNTS) for part in range(1, _NUM_AMOUNTS + 1)}):
                     self._try(way, count)
@@ -197,34 +196,73 @@ class _Search:
         """The second round."""
         if not self.found:
             return
-        peaks = [candidate.peak_bytes for candidate in self.found]
-        high, low = max(peaks), min(peaks)
-        num_searches = self._num_second_tries // (_NUM_PEAKS * _NUM_HALVINGS)
-        num_ways = min(max(num_searches // 2, 1), _MOST_WAYS)
-        num_neighbours = min(max(num_searches // num_ways, 1), _MOST_NEIGHBOURS)
         first_round = sorted(self.found.items(), key=lambda entry: entry[0].added_seconds)
+        high, low = (choose(candidate.peak_bytes for candidate in self.found) for choose in (max, min))
+        most_tries = len(self._judged)
         for peak_bytes in (high - (high - low) * k // _NUM_PEAKS for k in range(_NUM_PEAKS + 1)):
-            # The fastest start for each window and way to send, the fastest of those first.
-            best: dict[tuple[int, bool], _Way] = {}
-            for candidate, way in first_round:
-                if candidate.peak_bytes <= peak_bytes:
-                    best.setdefault(way[1:], way)
-            for way in list(best.values())[:num_ways]:
-                first = max(way.start - num_neighbours // 2, 0)
-                for start in range(first, min(first + num_neighbours, len(self._starts))):
-                    self._send_until(peak_bytes, way._replace(start=start))
+            # What one peak does not need, the next may have.
+            most_tries += self._num_second_tries // (_NUM_PEAKS + 1)
+            fitting = [candidate.added_seconds for candidate in self.found if candidate.peak_bytes <= peak_bytes]
+            fastest = min(fitting, default=math.inf)
+            beside_the_best = self._beside_the_best(first_round, peak_bytes)
+            for way in chain.from_iterable(zip_longest(beside_the_best, self._likely(peak_bytes))):
+                if len(self._judged) >= most_tries:
+                    break
+                # Sending never makes a plan faster.
+                if way is not None and self._starts[way.start].added_seconds < fastest:
+                    fastest = min(fastest, self._send_until(peak_bytes, way))
 
-    def _send_until(self, peak_bytes: int, way: _Way) -> None:
-        """Find the fewest values that are enough; more of them never take more memory, or hardly ever."""
-        low, high = 0, len(self._sent_by(way))
+    def _beside_the_best(self, first_round: Sequence[tuple[Candidate, _Way]], peak_bytes: int) -> Iterator[_Way]:
+        """Yield ways beside those that were the fastest to come down to a peak, with each window, nearest first."""
+        best: dict[tuple[int, bool], _Way] = {}
+        for candidate, way in first_round:
+            if candidate.peak_bytes <= peak_bytes:
+                best.setdefault(way[1:], way)
+        for number in range(_MOST_NEIGHBOURS):
+            offset = (number + 1) // 2 * (-1 if number % 2 else 1)
+            for way in list(best.values())[:_MOST_WAYS]:
+                if 0 <= way.start + offset < len(self._starts):
+                    yield way._replace(start=way.start + offset)
+
+    def _likely(self, peak_bytes: int) -> Iterator[_Way]:
+        """Yield ways that come down to a peak without waiting, if all that is sent counts there, fastest first."""
+        num_likely = 0
+        for start, candidate in enumerate(self._starts):
+            if candidate.peak_bytes <= peak_bytes or num_likely == _MOST_NEIGHBOURS:
+                return
+            ways = [way for way in self._ways_from(start) if not way.may_wait]
+            likely = [way for way in ways if candidate.peak_bytes - self._bytes_sent_by(way) <= peak_bytes]
+            num_likely += bool(likely)
+            yield from likely
+
+    def _ways_from(self, start: int) -> list[_Way]:
+        held = self._held(start)
+        sizes = sorted(self._step.profile.values[value].num_bytes for value in held)
+        windows = [multiple * sizes[len(sizes) // 2] for multiple in _WINDOWS] if held else []
+        return [_Way(start, *way) for way in product(windows, (False, True))]
+
+    def _send_until(self, peak_bytes: int, way: _Way) -> float:
+        """Find the fewest values that are enough, for more of them hardly ever take more memory; return what it adds.
+
+        That is infinitely much where all of them are not enough.
+        """
+        # What is sent is mostly what the peak is lower by: begin there, and right below.
+        missing_bytes = self._starts[way.start].peak_bytes - peak_bytes
+        sent_bytes = accumulate(self._step.profile.values[value].num_bytes for value in self._sent_by(way))
+        likely = next((count for count, num_bytes in enumerate(sent_bytes, 1) if num_bytes >= missing_bytes), 0)
+        low, high = 0, len(self._sent_by(way)) + 1
+        guesses = [high - 1, likely - 1, likely]
         while low < high:
-            middle = (low + high) // 2
-            candidate = self._try(way, middle)
-            if candidate is not None and candidate.peak_bytes > peak_bytes:
-                low = middle + 1
+            count = guesses.pop() if guesses else (low + high) // 2
+            if not low <= count < high:
+                continue
+            candidate = self._try(way, count)
+            if candidate is None or candidate.peak_bytes <= peak_bytes:
+                high = count
             else:
-                high = middle
-        self._try(way, low)
+                low = count + 1
+        candidate = self._try(way, low) if low <= len(self._sent_by(way)) else None
+        return math.inf if candidate is None else candidate.added_seconds
 
     def _try(self, way: _Way, count: int) -> Candidate | None:
         """Judge the plan that sends the first ``count`` values; None where the host has no room for them."""
@@ -240,7 +278,12 @@ class _Search:
         return self._judged[key]
 
     def _held(self, start: int) -> list[int]:
-        return held_by(self._step, self._starts[start].recomputed, self._eligible)
+        if start not in self._held_by_start:
+            self._held_by_start[start] = held_by(self._step, self._starts[start].recomputed, self._eligible)
+        return self._held_by_start[start]
+
+    def _bytes_sent_by(self, way: _Way) -> int:
+        return sum(self._step.profile.values[value].num_bytes for value in self._sent_by(way))
 
     def _sent_by(self, way: _Way) -> list[int]:
         """Return the values to send, the first first."""
