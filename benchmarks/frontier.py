@@ -132,9 +132,20 @@ class _Plans:
         self.infeasible: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
         self.smallest_bytes: int | None = None
+        self._ends, self.seconds["frontier"] = timed(
+            lambda: memfit.frontier(profile, points=2, host_budget=host_budget)
+        )
 
     def add(self, label: str, budget_bytes: int) -> None:
-        """Plan for a budget, or note why there is no plan."""
+        """Plan for a budget, or note why there is no plan.
+
+        What lies below the frontier is not looked for: that takes minutes of a GPU that has nothing to do.
+        """
+        smallest_bytes = self._ends[-1].peak_bytes
+        if budget_bytes < smallest_bytes:
+            self.infeasible[label] = f"the smallest plan has {smallest_bytes} bytes, and the budget is {budget_bytes}"
+            print(f"{label}: {self.infeasible[label]}", flush=True)
+            return
         try:
             self.plans[label], self.seconds[label] = timed(
                 lambda: memfit.plan(self._profile, budget=budget_bytes, host_budget=self._host_budget)
@@ -145,10 +156,7 @@ class _Plans:
 
     def add_evenly_spread(self, num_budgets: int) -> None:
         """Plan for budgets from the peak of the plain step to the smallest that can be met."""
-        ends, self.seconds["frontier"] = timed(
-            lambda: memfit.frontier(self._profile, points=2, host_budget=self._host_budget)
-        )
-        largest_bytes, self.smallest_bytes = ends[0].peak_bytes, ends[-1].peak_bytes
+        largest_bytes, self.smallest_bytes = self._ends[0].peak_bytes, self._ends[-1].peak_bytes
         span = largest_bytes - self.smallest_bytes
         for number in range(num_budgets):
             budget_bytes = largest_bytes - span * number // max(num_budgets - 1, 1)
