@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from statistics import median
+from statistics import median, quantiles
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from memfit.capture.step import TrainingStep
 from memfit.graph.model_profile import Phase
 
 _NUM_STEPS_ALONE = 4
-_NUM_TURNS = 3
+_NUM_TURNS = 5
 # Long enough for a GPU to grow as warm, and its clocks as slow, as they stay in training.
 _SECONDS_IN_A_ROW = 0.7
 _FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 4, 20
@@ -36,6 +36,10 @@ class StepAlone(NamedTuple):
 
 def timed_alone(step: TrainingStep, device: torch.device, state: KeptState) -> StepAlone:
     """Run the step several times, waiting for the device before and after, leaving no trace of it."""
+    return _of_each(median, _timings_alone(step, device, state))
+
+
+def _timings_alone(step: TrainingStep, device: torch.device, state: KeptState) -> list[StepAlone]:
     timings: list[StepAlone] = []
     for _ in range(_NUM_STEPS_ALONE):
         forward_end = 0.0
@@ -55,22 +59,27 @@ def timed_alone(step: TrainingStep, device: torch.device, state: KeptState) -> S
             del held
             wait_for(device)
             timings.append(StepAlone(forward_end - begin, launched - forward_end, time.perf_counter() - begin))
-    return _median_of(timings)
+    return timings
 
 
 def timed_in_turns(
     step: TrainingStep, device: torch.device, state: KeptState, way: Callable[[], AbstractContextManager[object]]
 ) -> tuple[StepAlone, StepAlone]:
-    """Time the plain step and the one inside ``way()`` in turns: a host that slows down does so for both."""
-    plain, other = [], []
+    """Time the plain step and the one inside ``way()`` in turns: a host that slows down does so for both.
+
+    What the two differ by is small, and a host that is disturbed half of the time would have the say in their medians:
+    so a quarter of the steps may be faster than what is told.
+    """
+    plain: list[StepAlone] = []
+    other: list[StepAlone] = []
     for _ in range(_NUM_TURNS):
-        plain.append(timed_alone(step, device, state))
+        plain += _timings_alone(step, device, state)
         with way():
             # The first step may have to get ready.
             with state.kept():
                 step.run()
-            other.append(timed_alone(step, device, state))
-    return _median_of(plain), _median_of(other)
+            other += _timings_alone(step, device, state)
+    return _of_each(_lower_quartile, plain), _of_each(_lower_quartile, other)
 
 
 def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, alone: StepAlone) -> float:
@@ -88,9 +97,9 @@ def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, a
     return max(seconds - alone.seconds, 0.0) / (num_steps - 1)
 
 
-def _median_of(timings: Sequence[StepAlone]) -> StepAlone:
-    return StepAlone(
-        median(timing.forward_launched for timing in timings),
-        median(timing.backward_launched for timing in timings),
-        median(timing.seconds for timing in timings),
-    )
+def _of_each(usual: Callable[[Sequence[float]], float], timings: Sequence[StepAlone]) -> StepAlone:
+    return StepAlone(*(usual(times) for times in zip(*timings, strict=True)))
+
+
+def _lower_quartile(times: Sequence[float]) -> float:
+    return quantiles(times, n=4, method="inclusive")[0]
