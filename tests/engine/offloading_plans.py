@@ -14,6 +14,7 @@ from torch import nn
 import memfit
 from memfit.graph.names import parse_value_name
 from memfit.graph.plan import Decision
+from memfit.runtime.native_build import native_module
 from memfit.runtime.offloading import OffloadedCopy, Offloading
 
 NOTHING, SOME, EVERYTHING = 0, 5_000, 2**40
@@ -59,16 +60,41 @@ def plan_by_op(
     return plan_with(profile, lambda name: of_op.get(parse_value_name(name).op, Decision.SAVE), window_bytes)
 
 
-def noted_copies(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[OffloadedCopy]]:
-    """Return the copies that are made from now on, as they are made. They live as long as somebody wants them."""
-    copies: list[weakref.ref[OffloadedCopy]] = []
-    send = Offloading.send
+class NotedCopies:
+    """The copies that either engine has made since. They live as long as somebody wants them."""
 
-    def noting(self: Offloading, *args: Any) -> OffloadedCopy | None:
-        copy = send(self, *args)
-        if copy is not None:
-            copies.append(weakref.ref(copy))
-        return copy
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._native = native_module()
+        self._in_python: list[weakref.ref[OffloadedCopy]] = []
+        self._num_alive_before = self._num_alive_in_cpp()
+        self.clear()
+        send = Offloading.send
 
-    monkeypatch.setattr(Offloading, "send", noting)
-    return copies
+        def noting(offloading: Offloading, *args: Any) -> OffloadedCopy | None:
+            copy = send(offloading, *args)
+            if copy is not None:
+                self._in_python.append(weakref.ref(copy))
+            return copy
+
+        monkeypatch.setattr(Offloading, "send", noting)
+
+    def __len__(self) -> int:
+        return len(self._in_python) + self._num_made_in_cpp() - self._num_made_before
+
+    @property
+    def num_alive(self) -> int:
+        """How many of them there still are."""
+        alive = [copy for reference in self._in_python if (copy := reference()) is not None]
+        return len(alive) + self._num_alive_in_cpp() - self._num_alive_before
+
+    def clear(self) -> None:
+        """Forget those that were made so far; none of them may be alive."""
+        assert self.num_alive == 0
+        self._in_python.clear()
+        self._num_made_before = self._num_made_in_cpp()
+
+    def _num_made_in_cpp(self) -> int:
+        return 0 if self._native is None else int(self._native.num_copies_made())
+
+    def _num_alive_in_cpp(self) -> int:
+        return 0 if self._native is None else int(self._native.num_copies_alive())

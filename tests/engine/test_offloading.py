@@ -16,8 +16,8 @@ from tests.engine.offloading_plans import (
     EVERYTHING,
     SOME,
     WINDOWS,
+    NotedCopies,
     mixed_plan,
-    noted_copies,
     plan_by_op,
     with_decisions,
 )
@@ -50,7 +50,7 @@ def assert_same_steps(example: Example, plan: memfit.Plan) -> None:
 @pytest.mark.parametrize("window_bytes", WINDOWS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_steps_are_those_of_the_plain_model(name: str, window_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     for seed in range(2):
         assert_same_steps(BY_NAME[name], mixed_plan(profile_of(BY_NAME[name]), seed, window_bytes))
     assert len(copies) >= 12
@@ -159,17 +159,17 @@ def test_host_copies_go_with_the_graph(window_bytes: int, ending: str, monkeypat
     example = BY_NAME["gpt"]
     plan = mixed_plan(profile_of(example), 1, window_bytes)
     step = example.build()
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     with memfit.apply(step[0], plan), no_garbage_collection():
         if ending == "raised":
             raise_in_the_forward_pass(step)
         else:
             loss = loss_of(step)
-            assert sum(reference() is not None for reference in copies) >= 10
+            assert copies.num_alive >= 10
             if ending == "backward":
                 loss.backward()
             del loss
-        assert all(reference() is None for reference in copies)
+        assert copies.num_alive == 0
 
 
 def test_two_threads_go_backward_through_one_graph() -> None:
@@ -255,7 +255,7 @@ def test_values_of_every_kind(
 ) -> None:
     model, x = Computed(compute, numbers(dtype) / 2), numbers(dtype)
     plan = plan_by_op(model, x, offload=[offloaded], window_bytes=window_bytes)
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     assert_same_gradient(model, plan, x)
     assert copies
 
@@ -265,7 +265,7 @@ def test_an_op_may_have_outputs_of_every_fate(monkeypatch: pytest.MonkeyPatch) -
     plan = plan_by_op(model, numbers(), offload=["aten.native_layer_norm"])
     name = next(name for name in plan.decisions if "native_layer_norm" in name)
     plan = with_decisions(plan, {f"{name}.1": Decision.RECOMPUTE, f"{name}.2": Decision.SAVE})
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     assert_same_gradient(model, plan, numbers())
     assert len(copies) == 2
 
@@ -274,7 +274,7 @@ def test_what_is_replayed_may_start_from_what_was_offloaded(monkeypatch: pytest.
     """Autograd itself saves none of what is offloaded here: only recipes read it."""
     model = Computed(lambda x, w: ((x * w) + 1).sin(), numbers())
     plan = plan_by_op(model, numbers(), offload=["aten.mul"], recompute=["aten.add"])
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     assert_same_gradient(model, plan, numbers())
     assert len(copies) == 2
 
@@ -282,7 +282,7 @@ def test_what_is_replayed_may_start_from_what_was_offloaded(monkeypatch: pytest.
 def test_hooks_around_the_model_keep_what_would_be_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Computed(lambda x, w: (x * w).tanh().sin(), numbers())
     plan = plan_by_op(model, numbers(), offload=["aten.tanh"])
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     with torch.autograd.graph.save_on_cpu():
         assert_same_gradient(model, plan, numbers())
     assert not copies
@@ -292,7 +292,7 @@ def test_tensors_without_memory_stay_where_they_are(monkeypatch: pytest.MonkeyPa
     model = Computed(lambda x, w: (x * w).tanh().sin(), numbers())
     plan = plan_by_op(model, numbers(), offload=["aten.tanh"])
     model.to("meta")
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     with memfit.apply(model, plan):
         model(numbers().to("meta")).backward()
     assert not copies
@@ -310,7 +310,7 @@ def test_what_a_raw_kernel_may_write_later_is_not_offloaded(monkeypatch: pytest.
     model = Computed(compute, numbers())
     plan = plan_by_op(model, numbers(), offload=["aten.mul"])
     plan = with_decisions(plan, {"::aten.empty_like#0": Decision.OFFLOAD})
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     assert_same_gradient(model, plan, numbers())
     assert len(copies) == 2
 
@@ -322,7 +322,7 @@ def test_an_op_that_hands_back_its_argument_has_made_nothing(monkeypatch: pytest
     plan = with_decisions(plan, {"::aten.native_dropout#0": Decision.OFFLOAD})
     # One whose weight no tape has met yet.
     model = copy.deepcopy(model)
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     assert_same_gradient(model, plan, numbers())
     assert not copies
 
@@ -330,7 +330,7 @@ def test_an_op_that_hands_back_its_argument_has_made_nothing(monkeypatch: pytest
 def test_nothing_is_sent_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Computed(lambda x, w: (x * w).tanh().sin(), numbers())
     plan = plan_by_op(model, numbers(), offload=["aten.tanh"], window_bytes=EVERYTHING)
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     with memfit.apply(model, plan):
         with torch.no_grad():
             model(numbers())
@@ -349,7 +349,7 @@ def test_backward_over_a_batch_of_gradients_fetches(monkeypatch: pytest.MonkeyPa
         return torch.autograd.grad(model(numbers()).sum(0), parameters, torch.eye(6), is_grads_batched=True)
 
     plain = jacobian()
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     with memfit.apply(model, plan):
         assert all(torch.equal(a, b) for a, b in zip(plain, jacobian(), strict=True))
     assert len(copies) == 2

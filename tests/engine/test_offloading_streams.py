@@ -3,83 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
+from tests.engine.noted_streams import VALUE_BYTES, NotedStreams, StreamsOfCpp, noted_streams_of
 from torch import Tensor, nn
 
 from memfit.errors import StaleValueError
-from memfit.runtime import offloading
+from memfit.runtime.native_tape import new_offloading
 from memfit.runtime.offloading import OffloadedCopy, Offloading
 from memfit.runtime.regions import Place
 
-VALUE_BYTES = 40
-CPU = torch.device("cpu")
-NAMES = ("main", "out", "back", "other")
-
-
-class NotedStreams:
-    """The streams of one device: ``notes`` tells what was launched on them, in the host's order."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.num_copies = 0
-        self.main, self.out, self.back, self.other = (NotedStream(self, name) for name in NAMES)
-        self.current = self.main
-
-    def since(self) -> list[str]:
-        """Return the notes since they were last asked for."""
-        notes, self.notes = self.notes, []
-        return notes
-
-
-class NotedStream:
-    def __init__(self, streams: NotedStreams, name: str) -> None:
-        self.streams, self.name, self.device = streams, name, CPU
-
-    def wait_stream(self, other: NotedStream) -> None:
-        self.streams.notes.append(f"{self.name} waits for {other.name}")
-
-    def wait_event(self, event: NotedEvent) -> None:
-        self.streams.notes.append(f"{self.name} waits for {event.name}")
-
-
-class NotedEvent:
-    name = ""
-
-    def record(self, stream: NotedStream) -> None:
-        self.name = f"copy {stream.streams.num_copies} {stream.name}"
-        stream.streams.num_copies += 1
-        stream.streams.notes.append(self.name)
-
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> NotedStreams:
-    noted = NotedStreams()
-
-    @contextmanager
-    def on(stream: NotedStream) -> Iterator[None]:
-        before, noted.current = noted.current, stream
-        yield
-        noted.current = before
-
-    empty = torch.empty
-
-    def unpinned(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
-        return empty(*args, **kwargs)
-
-    monkeypatch.setattr(torch, "empty", unpinned)
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: noted.current)
-    monkeypatch.setattr(torch.cuda, "Event", NotedEvent)
-    monkeypatch.setattr(offloading, "_streams_for", lambda _: offloading._Streams(noted.current, noted.out, noted.back))
-    return noted
-
-
-def value(number: int) -> Tensor:
-    return torch.full((VALUE_BYTES // 4,), float(number))
+def streams(engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotedStreams]:
+    with noted_streams_of(engine, monkeypatch) as noted:
+        yield noted
 
 
 def sent(passes: Offloading, tensor: Tensor, window_values: int) -> OffloadedCopy:
@@ -89,15 +28,11 @@ def sent(passes: Offloading, tensor: Tensor, window_values: int) -> OffloadedCop
     return copy
 
 
-def content(copy: OffloadedCopy) -> list[float]:
-    return copy.fetch().view(torch.float32).tolist()
-
-
 def test_memory_is_let_go_of_after_the_copy_and_filled_after_what_used_it(streams: NotedStreams) -> None:
-    passes = Offloading()
-    copy = sent(passes, value(3), window_values=0)
+    passes = new_offloading()
+    copy = sent(passes, streams.value(3), window_values=0)
     assert streams.since() == ["out waits for main", "copy 0 out", "main waits for copy 0 out"]
-    assert content(copy) == value(3).tolist()
+    assert streams.content(copy) == {3}
     assert streams.since() == [
         "main waits for copy 0 out",
         "back waits for main",
@@ -109,8 +44,8 @@ def test_memory_is_let_go_of_after_the_copy_and_filled_after_what_used_it(stream
 
 
 def test_the_computation_waits_for_what_the_window_has_no_room_for(streams: NotedStreams) -> None:
-    passes = Offloading()
-    copies = [sent(passes, value(number), window_values=2) for number in range(4)]
+    passes = new_offloading()
+    copies = [sent(passes, streams.value(number), window_values=2) for number in range(4)]
     waits = [note for note in streams.since() if note.startswith("main")]
     assert waits == ["main waits for copy 0 out", "main waits for copy 1 out"]
     passes.end_forward()
@@ -125,8 +60,8 @@ def started(notes: list[str]) -> list[str]:
 
 
 def test_the_latest_are_fetched_ahead_as_far_as_the_window_goes(streams: NotedStreams) -> None:
-    passes = Offloading()
-    copies: list[OffloadedCopy | None] = [sent(passes, value(number), window_values=2) for number in range(6)]
+    passes = new_offloading()
+    copies: list[OffloadedCopy | None] = [sent(passes, streams.value(number), window_values=2) for number in range(6)]
     passes.end_forward()
     streams.since()
     passes.fetch_ahead()
@@ -135,24 +70,24 @@ def test_the_latest_are_fetched_ahead_as_far_as_the_window_goes(streams: NotedSt
     passes.fetch_ahead()
     early = copies[0]
     assert early is not None
-    assert content(early) == value(0).tolist()
+    assert streams.content(early) == {0}
     passes.fetch_ahead()
     assert started(streams.since()) == ["copy 8 back"]
     last = copies[5]
     assert last is not None
-    assert content(last) == value(5).tolist()
+    assert streams.content(last) == {5}
     assert streams.since() == ["main waits for copy 6 back"]
     # The next one is given up, and another that waits to be started: it is the turn of the one before that.
     copies[4] = copies[3] = None
     assert streams.since() == ["main waits for copy 7 back"]
     passes.fetch_ahead()
     assert started(streams.since()) == ["copy 9 back", "copy 10 back"]
-    assert [content(copy) for copy in copies[1:3] if copy is not None] == [value(1).tolist(), value(2).tolist()]
+    assert [streams.content(copy) for copy in copies[1:3] if copy is not None] == [{1}, {2}]
 
 
 def test_what_is_given_up_on_its_way_back_is_waited_for(streams: NotedStreams) -> None:
-    passes = Offloading()
-    copy = sent(passes, value(0), window_values=1)
+    passes = new_offloading()
+    copy = sent(passes, streams.value(0), window_values=1)
     passes.end_forward()
     passes.fetch_ahead()
     streams.since()
@@ -161,18 +96,18 @@ def test_what_is_given_up_on_its_way_back_is_waited_for(streams: NotedStreams) -
 
 
 def test_what_is_given_up_on_its_way_out_is_waited_for(streams: NotedStreams) -> None:
-    passes = Offloading()
-    copy = sent(passes, value(0), window_values=1)
+    passes = new_offloading()
+    copy = sent(passes, streams.value(0), window_values=1)
     streams.since()
     del passes, copy
     assert streams.since() == ["main waits for copy 0 out"]
 
 
 def test_another_stream_that_reads_waits_too_and_the_memory_is_the_first_ones(streams: NotedStreams) -> None:
-    passes = Offloading()
-    copy = sent(passes, value(0), window_values=0)
+    passes = new_offloading()
+    copy = sent(passes, streams.value(0), window_values=0)
     streams.since()
-    streams.current = streams.other
+    streams.use("other")
     copy.fetch()
     assert streams.since() == [
         "main waits for copy 0 out",
@@ -185,47 +120,83 @@ def test_another_stream_that_reads_waits_too_and_the_memory_is_the_first_ones(st
 
 
 def test_a_write_waits_for_the_copy_and_one_that_was_not_heard_tears_it(streams: NotedStreams) -> None:
-    passes = Offloading()
-    heard, unheard = value(0), value(1)
+    passes = new_offloading()
+    heard, unheard = streams.value(0), streams.value(1)
     copies = [sent(passes, tensor, window_values=2) for tensor in (heard, unheard)]
     streams.since()
     copies[0].before_write(num_counted=0)
     assert streams.since() == ["main waits for copy 0 out"]
-    heard.add_(1)
-    unheard.add_(1)
+    streams.write(heard)
+    streams.write(unheard)
     passes.end_forward()
-    assert content(copies[0]) == value(0).tolist()
+    assert streams.content(copies[0]) == {0}
     with pytest.raises(StaleValueError, match=r"blocks\.0::aten\.gelu .* \(version 1, was 0\)"):
         copies[1].fetch()
 
 
 def test_a_write_that_is_counted_before_it_is_heard(streams: NotedStreams) -> None:
-    passes = Offloading()
-    once, twice = value(0), value(1)
+    passes = new_offloading()
+    once, twice = streams.value(0), streams.value(1)
     copies = [sent(passes, tensor, window_values=2) for tensor in (once, twice)]
     for tensor, copy, num_writes in zip((once, twice), copies, (1, 2), strict=True):
         for _ in range(num_writes):
             torch.autograd.graph.increment_version(tensor)
         copy.before_write(num_counted=1)
     passes.end_forward()
-    assert content(copies[0]) == value(0).tolist()
+    assert streams.content(copies[0]) == {0}
     with pytest.raises(StaleValueError, match="version 2, was 0"):
         copies[1].fetch()
 
 
-def test_a_host_without_room_is_named_in_the_error(streams: NotedStreams, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = torch.empty
-
-    def full(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
-        if pin_memory:
-            raise RuntimeError("CUDA error: out of memory")
-        return empty(*args, **kwargs)
-
-    passes, tensor = Offloading(), value(0)
-    monkeypatch.setattr(torch, "empty", full)
+def test_a_host_without_room_is_named_in_the_error(streams: NotedStreams) -> None:
+    passes, tensor = new_offloading(), streams.value(0)
+    streams.fill_host()
     with pytest.raises(RuntimeError, match="out of memory") as caught:
         sent(passes, tensor, window_values=1)
-    assert caught.value.__notes__ == [
-        "memfit was about to offload 40 bytes to the host's memory, which could not be had. A plan for a smaller "
+    # What Python notes on an error, C++ can only put into its message.
+    told = "\n".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
+    assert (
+        "memfit was about to offload 512 bytes to the host's memory, which could not be had. A plan for a smaller "
         "host_budget takes less of it"
-    ]
+    ) in told
+    assert streams.since() == []
+
+
+def test_host_memory_is_pinned_and_memory_on_the_device_is_that_of_the_first_stream(streams: NotedStreams) -> None:
+    passes = new_offloading()
+    copies = [sent(passes, streams.value(number), window_values=1) for number in range(2)]
+    assert streams.memory() == ["pinned", "pinned"]
+    streams.use("other")
+    passes.end_forward()
+    passes.fetch_ahead()
+    assert [streams.content(copy) for copy in copies] == [{0}, {1}]
+    assert streams.memory() == ["main", "main"]
+
+
+@pytest.fixture
+def streams_of_cpp(streams: NotedStreams) -> StreamsOfCpp:
+    """For what only the engine in C++ can be asked without a device: in Python it is seen to by others."""
+    if not isinstance(streams, StreamsOfCpp):
+        pytest.skip("about the engine in C++")
+    return streams
+
+
+def test_a_device_that_is_gone_ends_no_process(streams_of_cpp: StreamsOfCpp) -> None:
+    """Whoever frees what is on its way can catch nothing."""
+    passes = new_offloading()
+    copies = [sent(passes, streams_of_cpp.value(number), window_values=1) for number in range(2)]
+    passes.fetch_ahead()
+    streams_of_cpp.since()
+    streams_of_cpp.break_device()
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        copies[1].fetch()
+    del passes, copies
+    assert streams_of_cpp.since() == []
+
+
+def test_what_is_captured_stays(streams_of_cpp: StreamsOfCpp) -> None:
+    streams_of_cpp.is_capturing = True
+    passes, place = new_offloading(), Place("", nn.Identity())
+    assert passes.send(streams_of_cpp.value(0), 0, place, "", 0) is None
+    streams_of_cpp.is_capturing = False
+    assert passes.send(streams_of_cpp.value(0), 0, place, "", 0) is not None

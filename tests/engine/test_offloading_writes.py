@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.offloading_plans import EVERYTHING, WINDOWS, noted_copies, plan_by_op
+from tests.engine.offloading_plans import EVERYTHING, WINDOWS, NotedCopies, plan_by_op
 from torch import Tensor, nn
 
 import memfit
@@ -85,7 +85,7 @@ def test_a_write_that_is_heard_waits_for_the_copy(
     model = Writes(write)
     plan = plan_for(model, window_bytes)
     plain = gradient(model)
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     with memfit.apply(model, plan):
         assert torch.equal(gradient(model), plain)
     assert copies
@@ -182,7 +182,7 @@ def test_ops_that_work_in_place(
     model(batch()).backward()
     assert model.weight.grad is not None
     plain = model.weight.grad.clone()
-    copies = noted_copies(monkeypatch)
+    copies = NotedCopies(monkeypatch)
     with memfit.apply(model, plan):
         model.zero_grad()
         model(batch()).backward()

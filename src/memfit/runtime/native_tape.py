@@ -12,7 +12,7 @@ from torch import nn
 
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.native_build import native_module
-from memfit.runtime.offloading import Offloading
+from memfit.runtime.offloading import Offloading, torn_value_error
 from memfit.runtime.op_rules import Treatment, rule_for
 from memfit.runtime.regions import Region
 from memfit.runtime.replay import stale_value_error
@@ -48,6 +48,13 @@ def memory_told_to(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
         native.tell_of_memory(before)
 
 
+def new_offloading() -> Offloading:
+    """Return the way to the host that the values of one forward pass would take, by itself."""
+    native = _configured_module()
+    offloading: Offloading = Offloading() if native is None else native.Offloading()
+    return offloading
+
+
 def engine_name() -> str:
     """Return which engine runs plans here: "C++" or "Python"."""
     return "Python" if _configured_module() is None else "C++"
@@ -59,8 +66,7 @@ class NativeTape:
     def __init__(self, native: Any) -> None:
         self.report: Callable[[bool], None] | None = None
         self._native = native
-        self._offloading = Offloading()
-        self._pass = native.ForwardPass(self._offloading)
+        self._pass = native.ForwardPass()
 
     def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as part of ``region``."""
@@ -74,7 +80,6 @@ class NativeTape:
         """End the pass, and forget how to replay what outlives it, such as the model's outputs: nobody will ask."""
         if is_complete and self.report is not None:
             self.report(self._pass.has_heard_what_was_planned())
-        self._offloading.end_forward()
         self._pass.close()
 
 
@@ -82,7 +87,9 @@ class NativeTape:
 def _configured_module() -> Any:
     native = native_module()
     if native is not None:
-        native.configure(_rule_of, torch.cuda.is_current_stream_capturing, stale_value_error, nn.Parameter)
+        native.configure(
+            _rule_of, torch.cuda.is_current_stream_capturing, stale_value_error, torn_value_error, nn.Parameter
+        )
         let_higher_order_operators_through(native.key_name)
     return native
 

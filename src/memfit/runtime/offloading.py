@@ -212,15 +212,20 @@ class _Departure:
     def refuse_if_torn(self) -> None:
         """Raise where nobody knows what was copied."""
         if self._torn_at is not None:
-            raise StaleValueError(
-                f"the output of {self._maker} was changed while it was being copied to the host's memory (version "
-                f"{self._torn_at}, was {self._version}), by a write that the plan does not know of, but the backward "
-                "pass still needs what it held. Change a clone of it, or plan without offloading it."
-            )
+            raise torn_value_error(self._maker, self._torn_at, self._version)
 
     def __del__(self) -> None:
         if self._original is not None:
             _wait_before_freeing(self._left, self.streams)
+
+
+def torn_value_error(maker: str, torn_at: int, version: int) -> StaleValueError:
+    """Return the error that what ``maker`` put out was at ``torn_at`` before its copy was done."""
+    return StaleValueError(
+        f"the output of {maker} was changed while it was being copied to the host's memory (version {torn_at}, was "
+        f"{version}), by a write that the plan does not know of, but the backward pass still needs what it held. "
+        "Change a clone of it, or plan without offloading it."
+    )
 
 
 class _Streams(NamedTuple):

@@ -49,9 +49,7 @@ inline bool is_repeatable(const OpRule& rule, at::ArrayRef<IValue> arguments) {
   const auto* tensor = first_tensor(arguments);
   if (tensor == nullptr || !tensor->is_cuda()) return tensor != nullptr;
   if (!rule.is_deterministic_on_cuda) return false;
-  if (!is_random(rule, arguments)) return true;
-  py::gil_scoped_acquire gil;
-  return !python->is_capturing().cast<bool>();
+  return !is_random(rule, arguments) || !is_being_captured();
 }
 
 // Whether the engine can know the call's tensors by their memory, and the call was made by the model itself.

@@ -1,4 +1,5 @@
-// The engine in C++: the tape, its values, recipes and replays, by the same rules as in Python, at a tenth of the cost.
+// The engine in C++: the tape, its values, recipes and replays, and the way to the host, by
+// the same rules as in Python, at a tenth of the cost.
 //
 // A dispatch mode in Python hears an op for about 15 microseconds; a kernel at a dispatch key hears it for one or two.
 // Nothing is decided here. How an op is treated is asked of `op_rules.py`; what to drop is told by the plan's regions.
@@ -6,6 +7,7 @@
 // the other side of what is defined below.
 
 #include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/PyInterpreter.h>
 
 #include "tape.h"
 
@@ -47,6 +49,12 @@ PyObject* pack(PyObject* capsule, PyObject* tensor) {
   END_HANDLE_TH_ERRORS
 }
 
+void set_error(const py::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+}
+
+py::object error_of(const TornValue& torn) { return python->torn_value_error(torn.maker, torn.torn_at, torn.version); }
+
 PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
   HANDLE_TH_ERRORS
   if (!PyCapsule_IsValid(object, PACKED)) return Py_NewRef(object);
@@ -62,8 +70,10 @@ PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
     const auto& held = *stale.held;
     auto tensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(held.tensor));
     auto reader = held.reader == nullptr ? py::object(py::none()) : py::object(py::str(held.reader->name));
-    auto error = python->stale_value_error(held.region->place, reader, tensor, held.version);
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+    set_error(python->stale_value_error(held.region->place, reader, tensor, held.version));
+    return nullptr;
+  } catch (const TornValue& torn) {
+    set_error(error_of(torn));
     return nullptr;
   }
   END_HANDLE_TH_ERRORS
@@ -77,7 +87,7 @@ c10::SafePyObject safe(const py::object& object) { return {Py_NewRef(object.ptr(
 // One forward pass, as `native_tape.py` sees it: `Tape.run`, where there are no hooks around the model.
 class ForwardPass {
  public:
-  explicit ForwardPass(const py::object& offloading) : tape_(std::make_unique<Tape>(safe(offloading))) {
+  ForwardPass() : tape_(std::make_unique<Tape>()) {
     auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(tape_.get(), nullptr, nullptr));
     pack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&pack_method, capsule.ptr()));
     unpack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_method, nullptr));
@@ -165,6 +175,7 @@ intrusive_ptr<Region> region_from(py::object place, const py::dict& patterns, co
   region->records = records;
   region->watches = watches;
   region->window_bytes = window_bytes;
+  region->path = place.attr("path").cast<std::string>();
   region->place = std::move(place);
   for (const auto& [name, told] : patterns) {
     if (py::isinstance<py::bool_>(told) && !told.cast<bool>()) continue;
@@ -181,6 +192,32 @@ intrusive_ptr<Region> region_from(py::object place, const py::dict& patterns, co
   return region;
 }
 
+// The way to the host by itself, as `offloading.py` has it: for those who measure what it takes, and look at its rules.
+void define_offloading(py::module_& module) {
+  py::class_<OffloadedCopy, std::shared_ptr<OffloadedCopy>>(module, "OffloadedCopy")
+      .def("before_write", &OffloadedCopy::before_write, py::arg("num_counted"))
+      .def("fetch", [](OffloadedCopy& copy) {
+        try {
+          return py::reinterpret_steal<py::object>(THPVariable_Wrap(copy.fetch()));
+        } catch (const TornValue& torn) {
+          set_error(error_of(torn));
+          throw py::error_already_set();
+        }
+      });
+  py::class_<Offloading, std::shared_ptr<Offloading>>(module, "Offloading")
+      .def(py::init<>())
+      .def("send",
+           [](Offloading& offloading, const py::object& tensor, int64_t version, const py::object& place,
+              const std::string& op_name, size_t window_bytes) {
+             const auto maker = place.attr("path").cast<std::string>() + "::" + op_name;
+             return offloading.send(THPVariable_Unpack(tensor.ptr()), version, maker, window_bytes);
+           })
+      .def("fetch_ahead", &Offloading::fetch_ahead)
+      .def("end_forward", &Offloading::end_forward);
+  module.def("num_copies_made", [] { return num_copies_made.load(); });
+  module.def("num_copies_alive", [] { return num_copies_alive.load(); });
+}
+
 }  // namespace memfit
 
 TORCH_LIBRARY_IMPL(_, Fake, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&memfit::hear>()); }
@@ -189,18 +226,21 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   using namespace memfit;
   py::class_<Region, intrusive_ptr<Region>>(module, "Region").def(py::init(&region_from));
   py::class_<ForwardPass>(module, "ForwardPass")
-      .def(py::init<const py::object&>())
+      .def(py::init<>())
       .def("run", &ForwardPass::run)
       .def("has_heard_what_was_planned", &ForwardPass::has_heard_what_was_planned)
       .def("close", &ForwardPass::close);
+  define_offloading(module);
   module.attr("key_name") = c10::toString(KEY);
   module.def("is_listening", [] { return listening_tape != nullptr; });
   module.def("tell_of_memory", [](py::object listener) {
     std::swap(python->memory_listener, listener);
+    python->tells_of_memory = !python->memory_listener.is_none();
     return listener;
   });
-  module.def(
-      "configure", [](py::object rule_of, py::object is_capturing, py::object stale_error, py::object parameter) {
-        python = new Python{std::move(rule_of), std::move(is_capturing), std::move(stale_error), std::move(parameter)};
-      });
+  module.def("configure", [](py::object rule_of, py::object is_capturing, py::object stale_error, py::object torn_error,
+                             py::object parameter) {
+    python = new Python{std::move(rule_of), std::move(is_capturing), std::move(stale_error), std::move(torn_error),
+                        std::move(parameter)};
+  });
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "op_rules.h"
@@ -40,6 +41,7 @@ struct Region : c10::intrusive_ptr_target {
   bool watches = false;
   size_t window_bytes = 0;                    // of what is offloaded, that may be on its way at a time
   py::object place;                           // tells, for an error message, whose tensors are met there
+  std::string path;                           // of the place
   std::vector<std::unique_ptr<Calls>> calls;  // by the number of the op's name
 
   ~Region() override {

@@ -2,29 +2,13 @@
 
 #pragma once
 
-#include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/PyInterpreter.h>
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <functional>
 #include <map>
 
+#include "dispatch_guards.h"
 #include "values.h"
 
 namespace memfit {
-
-// A recipe holds a call as it was below autograd and autocast; neither may act on it again.
-struct BelowAutogradAndAutocast {
-  at::NoGradGuard no_grad;
-  c10::impl::ExcludeDispatchKeyGuard no_autograd{c10::autograd_dispatch_keyset_with_ADInplaceOrView};
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-  // Backward itself may run under a function transform, which what was recorded did not.
-  c10::impl::ExcludeDispatchKeyGuard no_transforms{c10::DispatchKeySet(
-      {c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::FuncTorchBatched,
-       c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
-  c10::impl::ExcludeDispatchKeyGuard unheard{KEY};
-};
 
 inline std::vector<intrusive_ptr<Recipe>> recipes_for(const DroppedValue& value) {
   std::map<size_t, intrusive_ptr<Recipe>, std::greater<>> needed{{value.recipe->number, value.recipe}};
@@ -44,22 +28,7 @@ inline std::vector<intrusive_ptr<Recipe>> recipes_for(const DroppedValue& value)
   return last_first;
 }
 
-// Calls a method of an object of `offloading.py`.
-template <typename... Arguments>
-inline py::object asked_of(const c10::SafePyObject& object, const char* method, Arguments&&... arguments) {
-  return py::handle(object.ptr(getPyInterpreter())).attr(method)(std::forward<Arguments>(arguments)...);
-}
-
-inline void fetch_ahead(const PassState& pass) {
-  if (!pass.has_offloaded) return;
-  py::gil_scoped_acquire gil;
-  asked_of(pass.offloading, "fetch_ahead");
-}
-
-inline Tensor Recipe::fetched() const {
-  py::gil_scoped_acquire gil;
-  return tensor_with(*geometry, THPVariable_Unpack(asked_of(*copy, "fetch").ptr()));
-}
+inline Tensor Recipe::fetched() const { return tensor_with(*geometry, copy->fetch()); }
 
 inline Tensor read(const Source& source) {
   if (source.held) {
@@ -71,7 +40,7 @@ inline Tensor read(const Source& source) {
   std::lock_guard lock(value.pass->mutex);
   if (!value.tensor.defined()) {
     BelowAutogradAndAutocast guard;
-    fetch_ahead(*value.pass);
+    value.pass->offloading->fetch_ahead();
     auto pending = recipes_for(value);
     while (!pending.empty()) {
       auto next = std::move(pending.back());

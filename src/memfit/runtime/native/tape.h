@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "call_arguments.h"
+#include "dispatch_guards.h"
 #include "notes.h"
 #include "replay.h"
 
@@ -33,8 +34,7 @@ inline bool has_no_history(const Tensor& tensor) {
 
 // Shares the tensor's version counter, and is seen by no dispatch mode.
 inline Tensor detached_alias(const Tensor& tensor) {
-  using c10::DispatchKey;
-  c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot}));
+  UnseenByDispatchModes unseen;
   const auto* tensor_impl = tensor.unsafeGetTensorImpl();
   return Tensor(tensor_impl->shallow_copy_and_detach(tensor_impl->version_counter(), false));
 }
@@ -44,14 +44,9 @@ inline bool covers_its_storage(const Tensor& tensor) {
          static_cast<size_t>(tensor.numel()) * tensor.element_size() == tensor.storage().nbytes();
 }
 
-// In bytes: the tensor's own elements may not fill the storage.
-inline Tensor copy_of_storage(const Tensor& tensor) {
-  const auto num_bytes = static_cast<int64_t>(tensor.storage().nbytes());
-  return at::clone(strided_over(tensor, at::kByte, {num_bytes}, {1}, 0));
-}
-
 // A dispatch mode sees what was made while it handled an op only afterwards, and what is gone by then not at all.
 inline void tell_of(const Tensor& made) {
+  if (!python->tells_of_memory) return;
   py::gil_scoped_acquire gil;
   if (!python->memory_listener.is_none())
     python->memory_listener(py::reinterpret_steal<py::object>(THPVariable_Wrap(made)));
@@ -59,7 +54,7 @@ inline void tell_of(const Tensor& made) {
 
 class Tape {
  public:
-  explicit Tape(c10::SafePyObject offloading) : state_(std::make_shared<PassState>(std::move(offloading))) {
+  Tape() {
     static std::atomic<size_t> num_tapes{0};
     number_ = ++num_tapes;
   }
@@ -90,7 +85,7 @@ class Tape {
   void forget_dead_storages();
 
   size_t number_;
-  std::shared_ptr<PassState> state_;
+  const std::shared_ptr<PassState> state_ = std::make_shared<PassState>();
   size_t num_recipes_ = 0;
   std::unordered_map<const Region*, intrusive_ptr<Region>> regions_;
   std::unordered_map<const Calls*, size_t> num_calls_;
@@ -210,16 +205,14 @@ inline void Tape::offload(const Tensor& output, int64_t version, const c10::Oper
   // Others are let go of next, which were there at the same time.
   tell_of(output);
   auto alias = detached_alias(output);
-  auto recipe = make_intrusive<Recipe>(num_recipes_ + 1, state_, Recipe::Kind::FETCH, op);
+  std::shared_ptr<OffloadedCopy> copy;
   {
-    py::gil_scoped_acquire gil;
-    auto tensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(alias)));
-    auto copy = asked_of(state_->offloading, "send", tensor, version, region->place, rule.name, region->window_bytes);
-    if (copy.is_none()) return;
-    recipe->copy.emplace(copy.release().ptr(), getPyInterpreter());
+    PassLock lock(*state_);
+    copy = state_->offloading->send(std::move(alias), version, region->path + "::" + rule.name, region->window_bytes);
   }
-  state_->has_offloaded = true;
-  ++num_recipes_;
+  if (!copy) return;
+  auto recipe = make_intrusive<Recipe>(++num_recipes_, state_, Recipe::Kind::FETCH, op);
+  recipe->copy = std::move(copy);
   recipe->geometry.emplace(output);
   drop(output, recipe->add_output(0, output), version);
 }
@@ -310,18 +303,10 @@ inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKey
   }
 }
 
-// Lets the storage that ``value`` left be written. Whoever has the lock of the pass may wait for Python's own.
+// Lets the storage that ``value`` left be written. A value that has come back has no recipe, and had left by then.
 inline void before_write_to(const DroppedValue& value, int num_counted) {
-  intrusive_ptr<Recipe> recipe;
-  {
-    std::optional<py::gil_scoped_release> no_gil;
-    if (PyGILState_Check()) no_gil.emplace();
-    std::lock_guard lock(value.pass->mutex);
-    recipe = value.recipe;
-  }
-  if (!recipe) return;
-  py::gil_scoped_acquire gil;
-  asked_of(*recipe->copy, "before_write", num_counted);
+  PassLock lock(*value.pass);
+  if (value.recipe) value.recipe->copy->before_write(num_counted);
 }
 
 inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule& rule) {
@@ -345,7 +330,7 @@ inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule&
     }
     if (offloaded) before_write_to(*offloaded, num_counted);
     if (holders.empty()) continue;
-    const auto copy = copy_of_storage(tensor);
+    const auto copy = at::clone(storage_as_bytes(tensor));
     tell_of(copy);
     for (const auto& holder : holders) holder->replace(tensor_with(Geometry(holder->tensor), copy));
   }
@@ -426,6 +411,10 @@ inline void Tape::forget_dead_storages() {
 }
 
 inline void Tape::close() {
+  {
+    PassLock lock(*state_);
+    state_->offloading->end_forward();
+  }
   std::vector<intrusive_ptr<DroppedValue>> outdated;
   outdated.swap(outdated_);
   std::lock_guard lock(notes.mutex);

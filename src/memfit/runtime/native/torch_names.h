@@ -1,6 +1,6 @@
 // The names of torch and Python that all of this uses, and the one dispatch key. What is used of torch beyond its
 // public headers was checked on 2.11.0 and 2.13.0: the key, at::SavedTensorDefaultHooks, c10::StorageImpl's weak
-// references, TensorImpl::shallow_copy_and_detach.
+// references, TensorImpl::shallow_copy_and_detach, c10::impl::VirtualGuardImpl.
 
 #pragma once
 
@@ -10,6 +10,8 @@
 #include <c10/core/DispatchKey.h>
 #include <c10/util/intrusive_ptr.h>
 #include <pybind11/pybind11.h>
+
+#include <atomic>
 
 namespace memfit {
 
@@ -30,9 +32,17 @@ struct Python {
   py::object rule_of;            // (name, overload) -> the op's rule
   py::object is_capturing;       // () -> whether a CUDA graph is being captured
   py::object stale_value_error;  // (place, op name or None, tensor, version it had) -> the error
+  py::object torn_value_error;   // (maker, version when it was found, version it had) -> the error
   py::object parameter_class;
   py::object memory_listener = py::none();  // (tensor that was made), or None
+  // Whether there is one: asked for each value that leaves, without Python's own lock.
+  std::atomic<bool> tells_of_memory{false};
 };
 inline Python* python = nullptr;
+
+inline bool is_being_captured() {
+  py::gil_scoped_acquire gil;
+  return python->is_capturing().cast<bool>();
+}
 
 }  // namespace memfit

@@ -5,65 +5,18 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
-#include <ATen/ops/_conj.h>
-#include <ATen/ops/_neg_view.h>
-#include <ATen/ops/empty_strided.h>
-#include <c10/core/SafePyObject.h>
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "geometry.h"
+#include "offloading.h"
 #include "regions.h"
 
 namespace memfit {
-
-struct Geometry {
-  c10::SmallVector<int64_t, 6> size;
-  c10::SmallVector<int64_t, 6> stride;
-  int64_t offset;
-  at::ScalarType dtype;
-  bool is_conj;
-  bool is_neg;
-
-  explicit Geometry(const Tensor& tensor)
-      : size(tensor.sizes().begin(), tensor.sizes().end()),
-        stride(tensor.strides().begin(), tensor.strides().end()),
-        offset(tensor.storage_offset()),
-        dtype(tensor.scalar_type()),
-        is_conj(tensor.is_conj()),
-        is_neg(tensor.is_neg()) {}
-};
-
-// A tensor over the memory of `base`, seen by no dispatch mode.
-inline Tensor strided_over(const Tensor& base, at::ScalarType dtype, at::IntArrayRef size, at::IntArrayRef stride,
-                           int64_t offset) {
-  auto keys = base.key_set().remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()), keys,
-                                                         c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset);
-  return tensor;
-}
-
-inline Tensor tensor_with(const Geometry& geometry, const Tensor& base) {
-  Tensor tensor = base;
-  if (base.scalar_type() != geometry.dtype || base.sizes() != at::IntArrayRef(geometry.size) ||
-      base.strides() != at::IntArrayRef(geometry.stride) || base.storage_offset() != geometry.offset) {
-    tensor = strided_over(base, geometry.dtype, geometry.size, geometry.stride, geometry.offset);
-  }
-  if (geometry.is_conj != tensor.is_conj()) tensor = at::_conj(tensor);
-  if (geometry.is_neg != tensor.is_neg()) tensor = at::_neg_view(tensor);
-  return tensor;
-}
-
-inline Tensor empty_with(const Geometry& geometry, at::Device device) {
-  return at::empty_strided(geometry.size, geometry.stride, at::TensorOptions().dtype(geometry.dtype).device(device));
-}
-
-inline int64_t version_of(const Tensor& tensor) { return tensor.is_inference() ? -1 : tensor._version(); }
 
 struct HeldTensor : c10::intrusive_ptr_target {
   Tensor tensor;
@@ -93,14 +46,24 @@ struct StaleValue {
 
 // What all values and recipes of one forward pass share.
 struct PassState {
-  // Two threads may run backward through one graph at once: ``recipe`` and ``tensor`` of values are looked at and
-  // changed by whoever holds it. He may ask for Python's own lock, so nobody who has that one may wait for this one.
+  // Two threads may run backward through one graph at once: ``recipe`` and ``tensor`` of values, and all of
+  // ``offloading``, are looked at and changed by whoever holds it.
   std::recursive_mutex mutex;
-  // The `Offloading` of the pass, and whether it has anything to do.
-  const c10::SafePyObject offloading;
-  std::atomic<bool> has_offloaded{false};
+  const std::shared_ptr<Offloading> offloading = std::make_shared<Offloading>();
+};
 
-  explicit PassState(c10::SafePyObject of) : offloading(std::move(of)) {}
+// The lock of a pass, for those who may have Python's own. Nobody who has that one may wait for this one: its owner may
+// ask for that in turn, where a replayed op has a kernel in Python, say, or a dispatch mode looks on.
+class PassLock {
+ public:
+  explicit PassLock(PassState& pass) {
+    if (PyGILState_Check()) no_gil_.emplace();
+    lock_ = std::unique_lock(pass.mutex);
+  }
+
+ private:
+  std::optional<py::gil_scoped_release> no_gil_;
+  std::unique_lock<std::recursive_mutex> lock_;
 };
 
 struct Recipe;
@@ -168,8 +131,8 @@ struct Recipe : c10::intrusive_ptr_target {
   // Of OVERWRITE, and the first also of FETCH.
   std::optional<Geometry> geometry;
   std::optional<at::Device> device;
-  // Of FETCH: the `OffloadedCopy`.
-  std::optional<c10::SafePyObject> copy;
+  // Of FETCH.
+  std::shared_ptr<OffloadedCopy> copy;
 
   Recipe(size_t recipe_number, std::shared_ptr<PassState> of_pass, Kind of, c10::OperatorHandle call)
       : number(recipe_number), pass(std::move(of_pass)), kind(of), op(call) {}
