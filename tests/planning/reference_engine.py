@@ -64,9 +64,12 @@ class DroppedUse:
 
 @dataclass
 class Recipe:
+    """``number`` tells in which order recipes were written."""
+
+    number: int
     op_index: int
     sources: list[HeldTensor | DroppedUse]
-    rewritten: DroppedValue | None
+    rewritten: DroppedValue | None = None
     outputs: list[weakref.ref[DroppedValue]] = field(default_factory=list)
 
 
@@ -85,6 +88,7 @@ class ReferenceEngine:
         self.outside = set(outside)
         # Autograd's references, and what they refer to.
         self.saves: list[tuple[Save, int, HeldTensor | DroppedUse]] = []
+        self.num_recipes = 0
         self.replayed: list[int] = []
         self.timeline: list[int] = []
 
@@ -121,7 +125,8 @@ class ReferenceEngine:
         if any(output in self.recomputed for output in outputs):
             sources = [self._source(value) for value in op.inputs]
             rewritten = self.program[values[op.rewrites[0]].storage].dropped if op.rewrites else None
-            recipe = Recipe(index, sources, rewritten if op.rewrites and op.rewrites[0] in op.inputs else None)
+            recipe = self._new_recipe(index, sources)
+            recipe.rewritten = rewritten if op.rewrites and op.rewrites[0] in op.inputs else None
         for value in outputs:
             if values[value].storage not in self.program:
                 self.program[values[value].storage] = Storage(Buffer(self.ledger, values[value].num_bytes))
@@ -141,8 +146,12 @@ class ReferenceEngine:
                 handle = DroppedUse(storage.dropped) if storage.dropped and is_heard else HeldTensor(storage)
                 self.saves.append((save, value, handle))
 
+    def _new_recipe(self, index: int, sources: list[HeldTensor | DroppedUse]) -> Recipe:
+        self.num_recipes += 1
+        return Recipe(self.num_recipes, index, sources)
+
     def _send(self, index: int, value: int, storage: Storage) -> DroppedValue:
-        fetch = Recipe(index, [], None)
+        fetch = self._new_recipe(index, [])
         dropped = DroppedValue(fetch, value)
         fetch.outputs.append(weakref.ref(dropped))
         self.sent.append(weakref.ref(dropped))
@@ -189,14 +198,14 @@ class ReferenceEngine:
     def _replay(self, dropped: DroppedValue) -> None:
         assert dropped.recipe is not None
         self._fetch_ahead()
-        needed = {dropped.recipe.op_index: dropped.recipe}
+        needed = {dropped.recipe.number: dropped.recipe}
         stack = [dropped.recipe]
         while stack:
             for source in stack.pop().sources:
                 if isinstance(source, DroppedUse) and source.dropped.recipe is not None:
                     recipe = source.dropped.recipe
-                    if recipe.op_index not in needed:
-                        needed[recipe.op_index] = recipe
+                    if recipe.number not in needed:
+                        needed[recipe.number] = recipe
                         stack.append(recipe)
                     del recipe
                 del source

@@ -7,36 +7,38 @@ from typing import NamedTuple
 
 from memfit.graph.model_profile import Link
 from memfit.planning.link_time import Arrival, Copies, Departure, expected_waiting_seconds
-from memfit.planning.offload_rules import Offloading, numbers_let_go, numbers_started
+from memfit.planning.offload_rules import numbers_let_go, numbers_started
 from memfit.planning.step import Step
 
 
 class Run(NamedTuple):
-    """A recipe that runs: for which read, by the read's rank, at which position, and of which op."""
+    """A recipe that runs: for which read, by the read's rank, at which position; which value it fetches, if any."""
 
     rank: int
     position: int
-    op: int
+    fetched: int | None
 
 
 class CopySchedule:
-    """The copies of offloaded values, at most one of each op.
+    """The copies of offloaded values, which are ``sent`` in this order.
 
     ``leaves_until`` is the last position at which a value still has the memory that it was made in, ``arrives_from``
     the first at which it has memory again.
     """
 
-    def __init__(self, step: Step, offloading: Offloading, runs: Sequence[Run], position_of_op: Sequence[int]) -> None:
+    def __init__(
+        self, step: Step, sent: Sequence[int], window_bytes: int, runs: Sequence[Run], position_of_op: Sequence[int]
+    ) -> None:
         self.leaves_until: dict[int, int] = {}
         self.arrives_from: dict[int, int] = {}
         self._position_of_op = position_of_op
         self._close_time = step.close_time
-        self._sent = sorted((step.value_op[value], value) for value in offloading.values)
+        self._sent = [(step.value_op[value], value) for value in sent]
         # The bytes themselves, without what the allocator may count in addition.
         self._sizes = [step.profile.values[value].num_bytes for _, value in self._sent]
-        self._let_go = numbers_let_go(self._sizes, offloading.window_bytes)
+        self._let_go = numbers_let_go(self._sizes, window_bytes)
         self._schedule_departures()
-        self._schedule_arrivals(runs, offloading.window_bytes)
+        self._schedule_arrivals(runs, window_bytes)
 
     def _schedule_departures(self) -> None:
         times = [*(op for op, _ in self._sent), self._close_time]
@@ -45,16 +47,15 @@ class CopySchedule:
                 self.leaves_until[self._sent[number][1]] = self._position_of_op[time]
 
     def _schedule_arrivals(self, runs: Sequence[Run], window_bytes: int) -> None:
-        number_of = {op: number for number, (op, _) in enumerate(self._sent)}
         # The runs of one read are in a row: where they begin, and which values come back for it, and where.
         reads: list[tuple[int, list[tuple[int, int]]]] = []
         last_rank = None
-        for rank, position, op in runs:
+        for rank, position, fetched in runs:
             if rank != last_rank:
                 reads.append((position, []))
                 last_rank = rank
-            if op in number_of:
-                reads[-1][1].append((position, number_of[op]))
+            if fetched is not None:
+                reads[-1][1].append((position, fetched))
         started = numbers_started(
             [[number for _, number in fetches] for _, fetches in reads], self._sizes, window_bytes
         )

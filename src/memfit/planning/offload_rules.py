@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Offloading(NamedTuple):
-    """The values to offload, at most one of each op, and how many of their bytes may be on their way at a time."""
+    """The values to offload, and how many of their bytes may be on their way at a time."""
 
     values: frozenset[int]
     window_bytes: int

@@ -100,27 +100,25 @@ def most_offloaded_bytes(step: Step, added_seconds: float, host_budget_bytes: in
 
 
 def may_be_offloaded(step: Step) -> list[int]:
-    """Return the values that can be sent away at all, in the order in which they are made, one of each op at most.
+    """Return the values that can be sent away at all, in the order in which they are made.
 
     They are what their storage holds in the end, and wanted by nobody but the backward pass from before its first read
     on. Only what was seen to come back is: elsewhere, a kernel that nobody hears may write after the copy has left.
     """
     ops, values = step.profile.ops, step.profile.values
     first_read = step.last_time_before_reads
-    largest_of_op: dict[int, int] = {}
-    for value in step.plannable:
-        storage = step.value_storage[value]
-        if (
-            values[value].num_bytes >= SMALLEST_OFFLOADED_BYTES
-            and value in step.may_be_recomputed
-            and ops[step.value_op[value]].phase is Phase.FORWARD
-            and [other for other in step.values_of_storage[storage] if step.overwritten_at[other] == NEVER] == [value]
-            and step.natural_end_of_storage[storage] <= first_read
-        ):
-            best = largest_of_op.get(step.value_op[value])
-            if best is None or values[best].num_bytes < values[value].num_bytes:
-                largest_of_op[step.value_op[value]] = value
-    return [largest_of_op[op] for op in sorted(largest_of_op)]
+    last_contents = [
+        [value for value in contents if step.overwritten_at[value] == NEVER] for contents in step.values_of_storage
+    ]
+    return [
+        value
+        for value in step.plannable
+        if values[value].num_bytes >= SMALLEST_OFFLOADED_BYTES
+        and value in step.may_be_recomputed
+        and ops[step.value_op[value]].phase is Phase.FORWARD
+        and last_contents[step.value_storage[value]] == [value]
+        and step.natural_end_of_storage[step.value_storage[value]] <= first_read
+    ]
 
 
 def held_by(step: Step, recomputed: frozenset[int], eligible: Iterable[int]) -> list[int]:
@@ -130,9 +128,7 @@ def held_by(step: Step, recomputed: frozenset[int], eligible: Iterable[int]) -> 
     return [
         value
         for value in eligible
-        if value not in recomputed
-        and step.value_op[value] not in dropping_ops
-        and (step.read_rank_of_value[value] < NEVER or value in sources)
+        if step.value_op[value] not in dropping_ops and (step.read_rank_of_value[value] < NEVER or value in sources)
     ]
 
 

@@ -118,21 +118,22 @@ def ops_memory_bytes(step: Step, recomputed: Set[int]) -> Bytes:
 class _Walk:
     """The step under one plan. Positions count the recorded ops and the runs of recipes between them.
 
-    ``_dropped`` are the recomputed and the offloaded values. The recipe of an offloaded one has the number of its op,
-    too, with no inputs and no other output.
+    ``_dropped`` are the recomputed and the offloaded values. Recipes go by the number of their op, and those of
+    offloaded values, which have no inputs and one output, by numbers from there on, in the order in which the values
+    leave.
     """
 
     def __init__(self, step: Step, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> None:
         self._step = step
         self._dropped = recomputed
         self._op_inputs, self._op_outputs = step.op_inputs, step.op_outputs
-        self._value_fetched_by = {step.value_op[value]: value for value in sorted(offloading.values)}
-        if offloading.values:
+        self._sent = sorted(offloading.values, key=lambda value: (step.value_op[value], value))
+        recipes = sorted({step.value_op[value] for value in recomputed}, reverse=True)
+        if self._sent:
             self._dropped = recomputed | offloading.values
-            self._op_inputs, self._op_outputs = list(step.op_inputs), list(step.op_outputs)
-            for op, value in self._value_fetched_by.items():
-                self._op_inputs[op], self._op_outputs[op] = (), (value,)
-        recipes = sorted({step.value_op[value] for value in self._dropped}, reverse=True)
+            self._op_inputs = [*step.op_inputs, *(() for _ in self._sent)]
+            self._op_outputs = [*step.op_outputs, *((value,) for value in self._sent)]
+            recipes = [*recipes, *range(step.num_ops, step.num_ops + len(self._sent))]
         self._order_runs(recipes)
         self._place_runs()
         self._find_holds(recipes)
@@ -154,9 +155,13 @@ class _Walk:
 
     @cached_property
     def replayed_ops(self) -> list[int]:
-        if not self._value_fetched_by:
-            return self._run_ops
-        return [op for op in self._run_ops if op not in self._value_fetched_by]
+        if not self._sent:
+            return self._run_recipes
+        return [recipe for recipe in self._run_recipes if recipe < self._step.num_ops]
+
+    def _op_of(self, recipe: int) -> int:
+        num_ops = self._step.num_ops
+        return recipe if recipe < num_ops else self._step.value_op[self._sent[recipe - num_ops]]
 
     @property
     def recompute_seconds(self) -> float:
@@ -165,8 +170,8 @@ class _Walk:
 
     @property
     def added_seconds(self) -> float:
-        num_offloaded = len(self._value_fetched_by)
-        added = self._step.time.added(self._dropped, len(self._run_ops), self.recompute_seconds, num_offloaded)
+        num_runs, num_sent = len(self._run_recipes), len(self._sent)
+        added = self._step.time.added(self._dropped, num_runs, self.recompute_seconds, num_sent)
         return added + self.waiting_seconds
 
     @property
@@ -175,20 +180,23 @@ class _Walk:
         step, link = self._step, self._step.profile.link
         if link is None or self._copies is None:
             return 0.0
-        seconds = np.zeros(step.num_ops + len(self._run_ops) + 1)
+        seconds = np.zeros(step.num_ops + len(self._run_recipes) + 1)
         seconds[self.position_of_op + 1] = step.op_seconds
-        runs = np.array(self._run_times, dtype=np.int64) + np.arange(len(self._run_ops))
-        is_replay = np.array([op not in self._value_fetched_by for op in self._run_ops], dtype=bool)
+        runs = np.array(self._run_times, dtype=np.int64) + np.arange(len(self._run_recipes))
+        is_replay = np.array(self._run_recipes) < step.num_ops
         seconds[runs[is_replay] + 1] = [step.op_seconds[op] for op in self.replayed_ops]
         return self._copies.waiting_seconds(link, np.cumsum(seconds).tolist(), step.profile.rested_share)
 
     def _order_runs(self, recipes: list[int]) -> None:
-        """Find which recipes run, for which read, and how long the others can be asked for; the last recipe first."""
+        """Find which recipes run, for which read, and how long the others can be asked for.
+
+        Among ``recipes``, those that start from a value come before the one that brings it back.
+        """
         step, recomputed = self._step, self._dropped
         rank_asked = list(step.read_rank_of_value)
         asked_until: dict[int, int] = {}
         self._idle_until: dict[int, int] = {}
-        runs: list[tuple[int, int]] = []
+        runs: list[tuple[int, int, int]] = []
         op_outputs, op_inputs = self._op_outputs, self._op_inputs
         for op in recipes:
             rank = NEVER
@@ -196,7 +204,7 @@ class _Walk:
                 if rank_asked[value] < rank and value in recomputed:
                     rank = rank_asked[value]
             if rank < NEVER:
-                runs.append((rank, op))
+                runs.append((rank, self._op_of(op), op))
                 for value in op_inputs[op]:
                     if rank < rank_asked[value]:
                         rank_asked[value] = rank
@@ -211,9 +219,9 @@ class _Walk:
                 if until > asked_until.get(value, -1):
                     asked_until[value] = until
         runs.sort()
-        self._run_times = [step.read_times[rank] for rank, _ in runs]
-        self._run_ranks = [rank for rank, _ in runs]
-        self._run_ops = [op for _, op in runs]
+        self._run_times = [step.read_times[rank] for rank, _, _ in runs]
+        self._run_ranks = [rank for rank, _, _ in runs]
+        self._run_recipes = [recipe for _, _, recipe in runs]
 
     def _place_runs(self) -> None:
         num_ops = self._step.num_ops
@@ -221,12 +229,12 @@ class _Walk:
         ops = np.arange(num_ops)
         self.position_of_op = ops + np.searchsorted(times, ops, side="right")
         # Plain integers are faster to reach one by one. What outlives the step ends behind the last position.
-        self._position_of = [*self.position_of_op.tolist(), num_ops + len(self._run_ops)]
+        self._position_of = [*self.position_of_op.tolist(), num_ops + len(self._run_recipes)]
 
     def _find_holds(self, recipes: list[int]) -> None:
         """Find the last position at which a recipe still holds or reads each value."""
         end_of = {op: self._position_of[until] for op, until in self._idle_until.items()}
-        for number, (op, time) in enumerate(zip(self._run_ops, self._run_times, strict=True)):
+        for number, (op, time) in enumerate(zip(self._run_recipes, self._run_times, strict=True)):
             end_of[op] = time + number
         self._held_until: dict[int, int] = {}
         held_until, op_inputs = self._held_until, self._op_inputs
@@ -239,11 +247,12 @@ class _Walk:
     def _scheduled_copies(self, offloading: Offloading) -> CopySchedule | None:
         if not offloading.values:
             return None
+        num_ops, described = self._step.num_ops, zip(self._run_ranks, self._run_times, self._run_recipes, strict=True)
         runs = [
-            Run(rank, time + number, op)
-            for number, (rank, time, op) in enumerate(zip(self._run_ranks, self._run_times, self._run_ops, strict=True))
+            Run(rank, time + number, recipe - num_ops if recipe >= num_ops else None)
+            for number, (rank, time, recipe) in enumerate(described)
         ]
-        return CopySchedule(self._step, offloading, runs, self._position_of)
+        return CopySchedule(self._step, self._sent, offloading.window_bytes, runs, self._position_of)
 
     def _copy_what_is_written_over(self) -> None:
         """Let recipes hold a copy of what an op of the forward pass writes over; only then does it take memory."""
@@ -258,7 +267,7 @@ class _Walk:
         last_release, op_outputs, buffers = step.last_release_of_value, self._op_outputs, self._buffers
         taken_over = self._taken_over()
         arrives_from = {} if self._copies is None else self._copies.arrives_from
-        for number, (op, time) in enumerate(zip(self._run_ops, self._run_times, strict=True)):
+        for number, (op, time) in enumerate(zip(self._run_recipes, self._run_times, strict=True)):
             position = time + number
             for value in op_outputs[op]:
                 end = position
@@ -280,7 +289,7 @@ class _Walk:
         if not rewritten:
             return set()
         num_uses = dict.fromkeys(rewritten, 0)
-        for op in (*self._run_ops, *self._idle_until):
+        for op in (*self._run_recipes, *self._idle_until):
             for value in self._op_inputs[op]:
                 if value in num_uses:
                     num_uses[value] += 1
@@ -313,7 +322,7 @@ class _Walk:
     def _summed(self) -> Bytes:
         """Return what is live at each position, workspaces included."""
         step, position_of = self._step, self._position_of
-        num_positions = step.num_ops + len(self._run_ops)
+        num_positions = step.num_ops + len(self._run_recipes)
         plain = np.zeros(num_positions + 2, dtype=np.int64)
         plain[self.position_of_op] = step.made_bytes
         plain[np.array(position_of, dtype=np.int64) + 1] -= step.freed_bytes
@@ -329,16 +338,17 @@ class _Walk:
             change[last + 1] -= num_bytes
         memory: Bytes = np.cumsum(np.array(change[:num_positions], dtype=np.int64)) + step.resident_bytes
         memory[self.position_of_op] += step.workspace_bytes
-        if self._run_ops:
-            runs = np.array(self._run_times) + np.arange(len(self._run_ops))
+        if self._run_recipes:
+            runs = np.array(self._run_times) + np.arange(len(self._run_recipes))
             memory[runs] += self._workspaces_of_runs()
         return memory
 
     def _workspaces_of_runs(self) -> Bytes:
-        workspaces: Bytes = self._step.workspace_bytes[self._run_ops]
-        if self._value_fetched_by:
-            workspaces = np.where([op in self._value_fetched_by for op in self._run_ops], 0, workspaces)
-        return workspaces
+        workspaces = self._step.workspace_bytes
+        if self._sent:
+            workspaces = np.concatenate([workspaces, np.zeros(len(self._sent), dtype=np.int64)])
+        of_runs: Bytes = workspaces[self._run_recipes]
+        return of_runs
 
     def live_at(self, position: int) -> tuple[LiveBytes, ...]:
         """Return what is live there by the module that made it, the largest first."""
@@ -365,7 +375,7 @@ class _Walk:
         elif step.num_ops:
             run_positions = list(map(sum, enumerate(self._run_times)))
             number = run_positions.index(position)
-            add(self._run_ops[number], int(self._workspaces_of_runs()[number]))
+            add(self._op_of(self._run_recipes[number]), int(self._workspaces_of_runs()[number]))
         live = [LiveBytes(module, num_bytes) for module, num_bytes in by_module.items() if num_bytes]
         return tuple(sorted(live, key=lambda entry: -entry.num_bytes))
 
