@@ -24,6 +24,8 @@ from memfit.planning.step import Step
 # All sizes of a strategy are tried up to this many blocks, this many sizes beyond.
 _MOST_SIZES = 16
 
+_NUMS_OF_FIRST_BLOCKS = (1, 2, 4, 8)
+
 _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "convolution", "_scaled_mm", "_grouped_mm")
 
 
@@ -51,12 +53,19 @@ def known_rules(step: Step) -> Iterator[set[int]]:
 
 
 def whole_blocks(step: Step) -> Iterator[set[int]]:
-    """Yield what is recomputed where every block is replayed from what enters it, and where attention is spared."""
-    blocks = BlockValues(step)
-    everything = blocks.inside(range(len(step.profile.blocks)))
+    """Yield what is recomputed where every block is replayed from what enters it, and where attention is spared.
+
+    Also where the first blocks are not replayed: when the backward pass comes to them, the gradients of all others are
+    there, and replays have the least room.
+    """
+    blocks, num_blocks = BlockValues(step), len(step.profile.blocks)
+    everything = blocks.inside(range(num_blocks))
     if everything:
         yield everything
         yield {value for value in everything if "attention" not in _op_name(step, value)}
+    for num_first in _NUMS_OF_FIRST_BLOCKS:
+        if num_first < num_blocks:
+            yield blocks.inside(range(num_first, num_blocks))
 
 
 def _strategies(num_blocks: int) -> Iterator[LayerStrategy]:
