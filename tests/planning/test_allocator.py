@@ -28,7 +28,9 @@ def test_odd_large_sizes_may_come_with_what_was_left_over(num_bytes: int) -> Non
 
 def test_a_step_that_makes_odd_large_sizes_has_a_margin_of_its_own() -> None:
     assert step_margin_bytes([]) == step_margin_bytes([512, MIB + MIB, MIB - 1]) == 2 * MIB
-    assert step_margin_bytes([512, MIB + 512]) == 22 * MIB
+    assert step_margin_bytes([512, MIB + 512]) == 4 * MIB
+    assert step_margin_bytes([MIB + 512, 2 * MIB, 3 * MIB + 512]) == 6 * MIB
+    assert step_margin_bytes([MIB + 512] * 10) == step_margin_bytes([MIB + 512] * 500) == 22 * MIB
 
 
 def with_sizes(profile: ModelProfile, num_bytes: int) -> ModelProfile:
@@ -42,7 +44,8 @@ def test_only_plans_are_counted_with_the_margin() -> None:
     step = Step(profile)
     assert judged(step, set()).peak_bytes == 12_345_678
     # While "c" runs: the batch, which was there before, what "a" made, for the replay of "b", what "b" made, and "c".
-    assert judged(step, {2}).peak_bytes == step_margin_bytes([size]) + size + 3 * (size + MARGIN)
+    margin = step_margin_bytes([size for value in profile.values if value.op_index is not None])
+    assert judged(step, {2}).peak_bytes == margin + size + 3 * (size + MARGIN)
 
 
 def test_a_step_that_never_ran_on_a_device_is_counted_as_it_is() -> None:
