@@ -15,8 +15,9 @@ from memfit.planning.link_time import (
     Arrival,
     Copies,
     Departure,
-    expected_waiting_seconds,
-    waiting_seconds,
+    Waiting,
+    expected_waiting,
+    waiting_for,
     with_reserve,
 )
 from memfit.planning.offload_rules import numbers_let_go, numbers_started
@@ -26,7 +27,7 @@ LINK = Link(1.0, 2.0, seconds_per_copy=1.0, host_free_bytes=0)
 
 
 def waited(link: Link, departures: list[Departure], forward_seconds: float, arrivals: list[Arrival]) -> float:
-    return waiting_seconds(link, Copies(departures, forward_seconds, arrivals, computing_seconds=100.0))
+    return sum(waiting_for(link, Copies(departures, forward_seconds, arrivals, computing_seconds=100.0)))
 
 
 def test_what_leaves_while_the_device_computes_costs_nothing() -> None:
@@ -57,9 +58,22 @@ def test_the_device_computes_longer_while_it_copies() -> None:
     assert waited(replace(LINK, slowdown=0.25), departures, 12.0, arrivals) == 4.0
 
 
+def expected_waiting_seconds(link: Link, copies: Copies, rested_share: float) -> float:
+    return sum(expected_waiting(link, copies, rested_share))
+
+
 def leaving(num_bytes: int, computing_seconds: float) -> Copies:
     """Return the copies of a step that does nothing but wait, at the end of its forward pass, for one value."""
     return Copies([Departure(0.0, num_bytes, [])], 0.0, [], computing_seconds)
+
+
+def test_what_is_waited_for_in_the_forward_pass_is_told_apart() -> None:
+    # The copy takes until 5, and the forward pass until 2. Coming back takes from 20 to 23.
+    copies = Copies([Departure(0.0, 4, [])], 2.0, [Arrival(20.0, [0], [0])], computing_seconds=30.0)
+    assert waiting_for(LINK, copies) == Waiting(3.0, 3.0)
+    assert waiting_for(replace(LINK, slowdown=0.5), copies) == Waiting(3.0 + 2.5, 3.0 + 1.5)
+    forward, backward = expected_waiting(replace(LINK, seconds_per_copy=0.0), copies, 0.9)
+    assert forward / backward == pytest.approx((4 / 0.9 - 2) / (4 / 1.8))
 
 
 def test_a_tenth_of_the_link_is_kept_for_its_hitches() -> None:

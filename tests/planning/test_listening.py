@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from memfit.graph.model_profile import HostCosts, Link, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
 from memfit.graph.names import is_within
+from memfit.planning.link_time import Waiting
 from memfit.planning.regions import Listeners
 from memfit.planning.step import Step
 from memfit.planning.step_time import StepTime
@@ -126,6 +127,26 @@ def test_a_host_that_offloads_spends_its_time_on_that_too() -> None:
 
 
 @pytest.mark.parametrize(
+    ("waiting", "runs_ahead", "expected"),
+    [
+        (Waiting(10.0, 10.0), True, 0.0),  # the host takes 36 seconds anyway, and the device 14
+        (Waiting(20.0, 10.0), True, 4.0 + 20.0 + 10.0 + 10.0 - 36.0),
+        (Waiting(10.0, 10.0), False, 22.0 + 10.0 + 10.0 - 36.0),  # once the forward pass is launched
+        (Waiting(10.0, 0.0), False, 0.0),
+    ],
+)
+def test_the_host_goes_on_while_the_device_waits_for_copies(
+    waiting: Waiting, runs_ahead: bool, expected: float
+) -> None:
+    # As above: 22 seconds in the forward pass and 14 after it, and the device computes for 4, and for 8 and 2.
+    profile = profile_of(["a", "b", "c", "d"], HostCosts(0.0, 0.0, 4.0, 3.0, 2.0, 2.0, 5.0, runs_ahead=runs_ahead))
+    step_time = StepTime(profile, Listeners(profile))
+    without = step_time.added({1, 2}, num_runs=2, replay_seconds=2.0)
+    assert without == 36.0 - 12.0
+    assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0, waiting=waiting) == without + expected
+
+
+@pytest.mark.parametrize(
     ("forward", "expected"),
     [
         (20.0, 42.0 + 14.0 - 20.0),  # the plain step takes as long as it takes to launch, not 20 + 8
@@ -146,6 +167,7 @@ def test_a_device_that_never_waits_is_slowed_by_replays_alone() -> None:
         step_time = StepTime(profile, Listeners(profile))
         assert not step_time.launches_may_matter
         assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0) == 2.0
+        assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0, waiting=Waiting(3.0, 4.0)) == 9.0
         assert step_time.at_least(2.0) == 2.0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memfit.graph.model_profile import Link
-from memfit.planning.link_time import Arrival, Copies, Departure, expected_waiting_seconds
+from memfit.planning.link_time import Arrival, Copies, Departure, Waiting, expected_waiting
 from memfit.planning.offload_rules import numbers_let_go, numbers_started
 from memfit.planning.step import Step
 
@@ -70,9 +70,9 @@ class CopySchedule:
             for number in numbers:
                 self.arrives_from[self._sent[number][1]] = position
 
-    def waiting_seconds(self, link: Link, elapsed: Sequence[float], rested_share: float) -> float:
-        """Return how much longer the step takes, in which the device has computed for ``elapsed`` seconds before each
-        position, and for the last of them in all.
+    def waiting(self, link: Link, elapsed: Sequence[float], rested_share: float) -> Waiting:
+        """Return how much longer the device takes, which has computed for ``elapsed`` seconds before each position, and
+        for the last of them in all.
         """
         departures = [
             Departure(elapsed[self._position_of_op[op] + 1], num_bytes, let_go)
@@ -80,4 +80,4 @@ class CopySchedule:
         ]
         forward_seconds = elapsed[self._position_of_op[self._close_time] + 1]
         arrivals = [Arrival(elapsed[position], started, awaited) for position, started, awaited in self._arrivals]
-        return expected_waiting_seconds(link, Copies(departures, forward_seconds, arrivals, elapsed[-1]), rested_share)
+        return expected_waiting(link, Copies(departures, forward_seconds, arrivals, elapsed[-1]), rested_share)

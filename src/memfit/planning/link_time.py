@@ -36,6 +36,16 @@ class Arrival(NamedTuple):
     awaited: Sequence[int] = ()
 
 
+class Waiting(NamedTuple):
+    """For how long the device waits in the forward pass and after it, and computes longer."""
+
+    forward: float
+    backward: float
+
+
+NO_WAITING = Waiting(0.0, 0.0)
+
+
 class Copies(NamedTuple):
     """The copies of a step in which the device computes for ``computing_seconds``.
 
@@ -74,28 +84,30 @@ def back_seconds(link: Link, num_bytes: int) -> float:
     return link.seconds_per_copy + num_bytes / link.back_bytes_per_second
 
 
-def expected_waiting_seconds(link: Link, copies: Copies, rested_share: float) -> float:
-    """Return how much longer a step takes because of its copies.
+def expected_waiting(link: Link, copies: Copies, rested_share: float) -> Waiting:
+    """Return how much longer the device takes because of the copies.
 
     ``rested_share`` is what computing takes on a device that rests in between (`ModelProfile.rested_share`).
     """
-    hitches = _HITCHES_SHARE * copies.computing_seconds
-    waiting = waiting_seconds(with_reserve(link), copies)
+    cautious = waiting_for(with_reserve(link), copies)
+    waiting, hitches = sum(cautious), _HITCHES_SHARE * copies.computing_seconds
+    if waiting <= 0:
+        return NO_WAITING
     if waiting > hitches:
-        waiting = min(waiting, waiting_seconds(link, copies) + hitches)
-    return waiting - _gained_by_resting(waiting, copies.computing_seconds, rested_share)
+        waiting = min(waiting, sum(waiting_for(link, copies)) + hitches)
+    waiting -= _gained_by_resting(waiting, copies.computing_seconds, rested_share)
+    in_forward = waiting * cautious.forward / sum(cautious)
+    return Waiting(in_forward, waiting - in_forward)
 
 
 def _gained_by_resting(waiting: float, computing: float, rested_share: float) -> float:
     """Return what a device that computes for ``computing`` seconds without a break gains by waiting for so long."""
-    if waiting <= 0:
-        return 0.0
     waiting_share = waiting / (waiting + computing)
     return min((1 - rested_share) * computing * min(waiting_share / _RESTED_FROM, 1.0), waiting)
 
 
-def waiting_seconds(link: Link, copies: Copies) -> float:
-    """Return for how long the device waits in all, and computes longer. Its own seconds count without that."""
+def waiting_for(link: Link, copies: Copies) -> Waiting:
+    """Return for how long the device waits, at the link's full rates. Its own seconds count without that."""
     departures, forward_seconds, arrivals, _ = copies
     sizes = [departure.num_bytes for departure in departures]
     delay, free_at = 0.0, 0.0
@@ -108,6 +120,7 @@ def waiting_seconds(link: Link, copies: Copies) -> float:
             delay = max(delay, ended_at[number] - departure.at_seconds)
     # Copies end in the order in which they began.
     delay = max(delay, free_at - forward_seconds) if ended_at else delay
+    in_forward = delay
     free_at = 0.0
     back_at: dict[int, float] = {}
     for arrival in arrivals:
@@ -117,5 +130,6 @@ def waiting_seconds(link: Link, copies: Copies) -> float:
             back_at[number] = free_at
         for number in arrival.awaited:
             delay = max(delay, back_at[number] - arrival.at_seconds)
-    copying = sum(out_seconds(link, num_bytes) + back_seconds(link, num_bytes) for num_bytes in sizes)
-    return delay + link.slowdown * copying
+    copying_out = sum(out_seconds(link, num_bytes) for num_bytes in sizes)
+    copying_back = sum(back_seconds(link, num_bytes) for num_bytes in sizes)
+    return Waiting(in_forward + link.slowdown * copying_out, delay - in_forward + link.slowdown * copying_back)

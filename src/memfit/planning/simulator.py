@@ -28,6 +28,7 @@ import numpy as np
 
 from memfit.graph.model_profile import ModelProfile, Phase
 from memfit.planning.copy_schedule import CopySchedule, Run
+from memfit.planning.link_time import NO_WAITING, Waiting
 from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
 from memfit.planning.step import NEVER, Bytes, Step
 
@@ -52,8 +53,8 @@ class Simulation:
     """One step under a plan.
 
     ``timeline_bytes`` has, for each recorded op, the most that is live while it and the replays just before it run.
-    ``replayed_ops`` are op indices in the order in which they are run again, which takes ``recompute_seconds``; the
-    step takes ``added_seconds`` longer altogether, ``waiting_seconds`` of them for copies to and from the host.
+    ``replayed_ops`` are op indices in the order in which they are run again, which takes ``recompute_seconds``. The
+    device waits ``waiting_seconds`` for copies to and from the host. The step takes ``added_seconds`` longer in all.
     ``live_at_peak`` is largest first.
     """
 
@@ -98,7 +99,7 @@ def simulated(step: Step, recomputed: Set[int], offloading: Offloading = NOTHING
         added_seconds=walk.added_seconds,
         recompute_flops=sum(step.profile.ops[op].flops for op in walk.replayed_ops),
         replayed_ops=tuple(walk.replayed_ops),
-        waiting_seconds=walk.waiting_seconds,
+        waiting_seconds=sum(walk.waiting),
     )
 
 
@@ -171,21 +172,20 @@ class _Walk:
     @property
     def added_seconds(self) -> float:
         num_runs, num_sent = len(self._run_recipes), len(self._sent)
-        added = self._step.time.added(self._dropped, num_runs, self.recompute_seconds, num_sent)
-        return added + self.waiting_seconds
+        return self._step.time.added(self._dropped, num_runs, self.recompute_seconds, num_sent, self.waiting)
 
-    @property
-    def waiting_seconds(self) -> float:
-        """How long the device waits for copies; nothing where the link is not known."""
+    @cached_property
+    def waiting(self) -> Waiting:
+        """How long the device waits for copies; not at all where the link is not known."""
         step, link = self._step, self._step.profile.link
         if link is None or self._copies is None:
-            return 0.0
+            return NO_WAITING
         seconds = np.zeros(step.num_ops + len(self._run_recipes) + 1)
         seconds[self.position_of_op + 1] = step.op_seconds
         runs = np.array(self._run_times, dtype=np.int64) + np.arange(len(self._run_recipes))
         is_replay = np.array(self._run_recipes) < step.num_ops
         seconds[runs[is_replay] + 1] = [step.op_seconds[op] for op in self.replayed_ops]
-        return self._copies.waiting_seconds(link, np.cumsum(seconds).tolist(), step.profile.rested_share)
+        return self._copies.waiting(link, np.cumsum(seconds).tolist(), step.profile.rested_share)
 
     def _order_runs(self, recipes: list[int]) -> None:
         """Find which recipes run, for which read, and how long the others can be asked for.

@@ -8,7 +8,8 @@ the backward pass, and the device f and b to compute them, a step in a row of th
     F + b      it waits until the forward pass is launched: only where the host cannot begin the step before the device
                has ended the last one (`HostCosts.runs_ahead`).
 
-A plan adds its replays to b and to B, and what listening costs to F and B. Where host and device are one, or what the
+A plan adds its replays to b and to B, what listening costs to F and B, and what the device waits for copies to f and b:
+meanwhile the host goes on. Where host and device are one, or what the
 host spends was not measured, a plan adds the seconds of its replays and no more.
 """
 
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp
+from memfit.planning.link_time import NO_WAITING, Waiting
 from memfit.planning.regions import Listeners, ListeningCost
 
 _NOTHING = ListeningCost(0.0, 0.0)
@@ -57,19 +59,26 @@ class StepTime:
         self._device = device_seconds(profile.ops)
         self.launches_may_matter = self._launches_may_matter(profile)
 
-    def added(self, dropped: Set[int], num_runs: int, replay_seconds: float, num_offloaded: int = 0) -> float:
+    def added(
+        self,
+        dropped: Set[int],
+        num_runs: int,
+        replay_seconds: float,
+        num_offloaded: int = 0,
+        waiting: Waiting = NO_WAITING,
+    ) -> float:
         """Return the seconds that the step takes longer when these values are dropped, and so many recipes run.
 
-        ``num_offloaded`` of the values go to the host, which has to send and to fetch them; that they may have to be
-        waited for is another matter.
+        ``num_offloaded`` of the values go to the host, which has to send and to fetch them, and for which the device
+        may be ``waiting``.
         """
         if not self.launches_may_matter or not dropped:
-            return replay_seconds
+            return replay_seconds + sum(waiting)
         forward, backward = self._listeners.cost_of(dropped, num_runs)
         # About as long for sending as for fetching.
         offloading = num_offloaded * self._host_seconds_offloading / 2
         listening = ListeningCost(forward + offloading, backward + offloading)
-        return self._of(listening, replay_seconds) - self._of(_NOTHING, 0.0)
+        return self._of(listening, replay_seconds, waiting) - self._of(_NOTHING, 0.0)
 
     def at_least(self, replay_seconds: float) -> float:
         """Return the seconds that a plan adds at least if its replays take at least ``replay_seconds``."""
@@ -77,10 +86,12 @@ class StepTime:
             return replay_seconds
         return self._of(_NOTHING, replay_seconds) - self._of(_NOTHING, 0.0)
 
-    def _of(self, listening: ListeningCost, replay_seconds: float) -> float:
+    def _of(self, listening: ListeningCost, replay_seconds: float, waiting: Waiting = NO_WAITING) -> float:
         assert self._host is not None
         host = Seconds(self._host.forward + listening.forward, self._host.backward + listening.backward)
-        device = Seconds(self._device.forward, self._device.backward + replay_seconds)
+        device = Seconds(
+            self._device.forward + waiting.forward, self._device.backward + replay_seconds + waiting.backward
+        )
         return seconds_in_a_row(host, device, runs_ahead=self._host.runs_ahead)
 
     def _launches_may_matter(self, profile: ModelProfile) -> bool:
