@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence, Set
-from itertools import accumulate, chain, product, zip_longest
+from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
 
 from memfit.graph.model_profile import Link, Phase
+from memfit.planning.block_values import is_statistic
 from memfit.planning.known_rules import whole_blocks
 from memfit.planning.link_time import out_seconds, with_reserve
 from memfit.planning.offload_rules import Offloading
@@ -30,12 +31,14 @@ from memfit.planning.simulator import judged
 from memfit.planning.step import NEVER, Step
 from memfit.planning.trade_off import Candidate
 
-# Smaller ones take the host more time than they are worth.
-SMALLEST_OFFLOADED_BYTES = 2**20
+# Smaller ones take the host more time than they are worth. Where the device need not wait anyway, so do those of less
+# than a mebibyte, and statistics that ops return beside their results.
+SMALLEST_OFFLOADED_BYTES, _LARGE_BYTES = 2**16, 2**20
 # How many simulations a step of one op could pay for in each of the two rounds, and how many there are at least.
 _FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 4_000_000, 6_000_000
 _LEAST_TRIES, _MOST_FIRST_TRIES = 240, 3_600
-# As multiples of the value of middle size among those that a plan holds.
+# As multiples of the size in the middle of the large values that a plan holds, or, for what may have to wait, in the
+# middle of their bytes.
 _WINDOWS = (1, 2, 4, 8, 16)
 _NUM_AMOUNTS = 8
 # In the second round: at how many peaks, from the best in how many ways, and from how many plans beside each, at most.
@@ -232,10 +235,17 @@ class _Search:
             yield from likely
 
     def _ways_from(self, start: int) -> list[_Way]:
-        held = self._held(start)
-        sizes = sorted(self._step.profile.values[value].num_bytes for value in held)
-        windows = [multiple * sizes[len(sizes) // 2] for multiple in _WINDOWS] if held else []
-        return [_Way(start, *way) for way in product(windows, (False, True))]
+        sizes = sorted(self._step.profile.values[value].num_bytes for value in self._large(start))
+        if not sizes:
+            return []
+        in_the_middle = sizes[len(sizes) // 2]
+        half_bytes, so_far = sum(sizes) / 2, accumulate(sizes)
+        of_half_the_bytes = next(size for size, num_bytes in zip(sizes, so_far, strict=True) if num_bytes >= half_bytes)
+        return [
+            _Way(start, multiple * size, may_wait)
+            for multiple in _WINDOWS
+            for size, may_wait in ((in_the_middle, False), (of_half_the_bytes, True))
+        ]
 
     def _send_until(self, peak_bytes: int, way: _Way) -> float:
         """Find the fewest values that are enough, for more of them hardly ever take more memory; return what it adds.
@@ -278,15 +288,25 @@ class _Search:
             self._held_by_start[start] = held_by(self._step, self._starts[start].recomputed, self._eligible)
         return self._held_by_start[start]
 
+    def _large(self, start: int) -> list[int]:
+        """Return the large ones among what the plan holds, or all where none is large."""
+        held, values = self._held(start), self._step.profile.values
+        large = [
+            value for value in held if values[value].num_bytes >= _LARGE_BYTES and not is_statistic(self._step, value)
+        ]
+        return large or held
+
     def _bytes_sent_by(self, way: _Way) -> int:
         return sum(self._step.profile.values[value].num_bytes for value in self._sent_by(way))
 
     def _sent_by(self, way: _Way) -> list[int]:
         """Return the values to send, the first first."""
         if way not in self._sent:
-            held = self._held(way.start)
-            carried = _as_the_link_carries(self._step, with_reserve(self._link), held, way.window_bytes)
-            self._sent[way] = held if way.may_wait else carried
+            if way.may_wait:
+                self._sent[way] = self._held(way.start)
+            else:
+                large, link = self._large(way.start), with_reserve(self._link)
+                self._sent[way] = _as_the_link_carries(self._step, link, large, way.window_bytes)
         return self._sent[way]
 
 
