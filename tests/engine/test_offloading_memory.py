@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import memfit
 from memfit.capture.step import TrainingStep
 from memfit.graph.plan import Decision
-from memfit.planning import offload_search
+from memfit.planning import offloadable
 from memfit.planning.offload_rules import Offloading
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
@@ -142,7 +142,7 @@ NUM_PLANS = 8
 
 @pytest.mark.parametrize("name", NAMES)
 def test_measured_peaks_are_the_predicted_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload_search, "SMALLEST_OFFLOADED_BYTES", 1)
+    monkeypatch.setattr(offloadable, "SMALLEST_OFFLOADED_BYTES", 1)
     example = BY_NAME[name]
     profile, everything = profile_of(example), every_value(example)
     model, batch, loss = example.build()
@@ -154,7 +154,7 @@ def test_measured_peaks_are_the_predicted_ones(name: str, monkeypatch: pytest.Mo
         for number in range(NUM_PLANS):
             share = (0.0, 0.3, 0.7)[number % 3]
             recomputed = step.recomputed_of({value for value in step.plannable if draw.random() < share})
-            held = offload_search.held_by(step, frozenset(recomputed), offload_search.may_be_offloaded(step))
+            held = offloadable.held_by(step, frozenset(recomputed), offloadable.may_be_offloaded(step))
             offloaded = frozenset(value for value in held if draw.random() < 0.7)
             largest = max((profile.values[value].num_bytes for value in offloaded), default=0)
             offloading = Offloading(offloaded, draw.choice((0, largest, 3 * largest, EVERYTHING)))

@@ -18,7 +18,7 @@ from memfit.graph.model_profile import Link, ModelProfile
 from memfit.graph.plan import Decision, Plan
 from memfit.layers.strategies import Full
 from memfit.planning.offload_rules import Offloading
-from memfit.planning.offload_search import held_by, may_be_offloaded
+from memfit.planning.offloadable import held_by, may_be_offloaded
 from memfit.planning.planner import frontier, plan
 from memfit.planning.simulator import judged, simulate
 from memfit.planning.step import Step
@@ -169,7 +169,7 @@ def test_no_plan_at_all_is_faster_than_the_gap_allows(profile: ModelProfile, dat
     rested_share = data.draw(st.sampled_from((0.5, 0.9, 1.0)))
     profile = replace(profile, link=Link(rate, rate, 0.0, 1000), rested_share=rested_share)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memfit.planning.offload_search.SMALLEST_OFFLOADED_BYTES", 1)
+        patch.setattr("memfit.planning.offloadable.SMALLEST_OFFLOADED_BYTES", 1)
         step = Step(profile)
         every_plan = []
         for wanted in subsets(step.plannable):

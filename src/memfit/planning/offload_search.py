@@ -22,18 +22,19 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
 
-from memfit.graph.model_profile import Link, Phase
+from memfit.graph.model_profile import Link
 from memfit.planning.block_values import is_statistic
 from memfit.planning.known_rules import whole_blocks
 from memfit.planning.link_time import out_seconds, with_reserve
 from memfit.planning.offload_rules import Offloading
+from memfit.planning.offloadable import held_by, host_bytes_of, may_be_offloaded
 from memfit.planning.simulator import judged
-from memfit.planning.step import NEVER, Step
+from memfit.planning.step import Step
 from memfit.planning.trade_off import Candidate
 
-# Smaller ones take the host more time than they are worth. Where the device need not wait anyway, so do those of less
-# than a mebibyte, and statistics that ops return beside their results.
-SMALLEST_OFFLOADED_BYTES, _LARGE_BYTES = 2**16, 2**20
+# Where the device need not wait anyway, smaller values take the host more time than they are worth, and so do
+# statistics that ops return beside their results.
+_LARGE_BYTES = 2**20
 # How many simulations a step of one op could pay for in each of the two rounds, and how many there are at least.
 _FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 4_000_000, 6_000_000
 _LEAST_TRIES, _MOST_FIRST_TRIES = 240, 3_600
@@ -43,11 +44,6 @@ _WINDOWS = (1, 2, 4, 8, 16)
 _NUM_AMOUNTS = 8
 # In the second round: at how many peaks, from the best in how many ways, and from how many plans beside each, at most.
 _NUM_PEAKS, _MOST_WAYS, _MOST_NEIGHBOURS = 72, 2, 12
-
-
-def host_bytes_of(step: Step, values: Iterable[int]) -> int:
-    """Return what these values take of the host's memory: torch rounds pinned blocks up to powers of two."""
-    return sum(1 << (step.profile.values[value].num_bytes - 1).bit_length() for value in values)
 
 
 def with_offloading(
@@ -82,69 +78,6 @@ def _unbeaten(candidates: Iterable[Candidate]) -> list[Candidate]:
         if not unbeaten or candidate.peak_bytes < unbeaten[-1].peak_bytes:
             unbeaten.append(candidate)
     return unbeaten
-
-
-def most_offloaded_bytes(step: Step, added_seconds: float, host_budget_bytes: int) -> int:
-    """Return what a plan can offload at most if it adds no more than ``added_seconds`` to the step.
-
-    All that is offloaded goes out over the link, one after the other, within the step. A plan that held it instead
-    would take at most so much more memory at any time, and recompute the same: so a plan within a budget that offloads
-    is no faster than the fastest without offloading within a budget that is larger by this.
-    """
-    link = step.profile.link
-    assert link is not None
-    step_seconds = max(step.profile.step_seconds, sum(step.op_seconds))
-    # A device that waits for copies gains by that, but never more than it would by resting all the time.
-    copying_seconds = (step_seconds + added_seconds) / step.profile.rested_share
-    carried = int(link.out_bytes_per_second * copying_seconds)
-    values = may_be_offloaded(step)
-    margins = sum(step.value_bytes[value] - step.profile.values[value].num_bytes for value in values)
-    return min(carried, host_budget_bytes, sum(step.profile.values[value].num_bytes for value in values)) + margins
-
-
-def may_be_offloaded(step: Step) -> list[int]:
-    """Return the values that can be sent away at all, in the order in which they are made.
-
-    They are what their storage holds in the end, and wanted by nobody but the backward pass from before its first read
-    on. Only what was seen to come back is: elsewhere, a kernel that nobody hears may write after the copy has left.
-    """
-    ops, values = step.profile.ops, step.profile.values
-    first_read = step.last_time_before_reads
-    last_contents = [
-        [value for value in contents if step.overwritten_at[value] == NEVER] for contents in step.values_of_storage
-    ]
-    return [
-        value
-        for value in step.plannable
-        if values[value].num_bytes >= SMALLEST_OFFLOADED_BYTES
-        and value in step.may_be_recomputed
-        and ops[step.value_op[value]].phase is Phase.FORWARD
-        and last_contents[step.value_storage[value]] == [value]
-        and step.natural_end_of_storage[step.value_storage[value]] <= first_read
-    ]
-
-
-def held_by(step: Step, recomputed: frozenset[int], eligible: Iterable[int]) -> list[int]:
-    """Return those of the ``eligible`` values that a plan holds for the backward pass, and whose bytes it reads."""
-    dropping_ops = {step.value_op[value] for value in recomputed}
-    sources = {value for op in _replayed(step, recomputed) for value in step.op_inputs[op]}
-    return [
-        value
-        for value in eligible
-        if step.value_op[value] not in dropping_ops and (step.read_rank_of_value[value] < NEVER or value in sources)
-    ]
-
-
-def _replayed(step: Step, recomputed: frozenset[int]) -> set[int]:
-    """Return the ops that are run again, for a read or for one another."""
-    wanted = {value for value in recomputed if step.read_rank_of_value[value] < NEVER}
-    replayed: set[int] = set()
-    while wanted:
-        op = step.value_op[wanted.pop()]
-        if op not in replayed:
-            replayed.add(op)
-            wanted.update(value for value in step.op_inputs[op] if value in recomputed)
-    return replayed
 
 
 class _Way(NamedTuple):

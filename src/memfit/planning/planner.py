@@ -24,7 +24,7 @@ from memfit.planning.budgets import (
 from memfit.planning.forced import forced_values
 from memfit.planning.known_steps import KnownStep, known_step
 from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
-from memfit.planning.offload_search import host_bytes_of, most_offloaded_bytes
+from memfit.planning.offloadable import host_bytes_of, most_offloaded_bytes
 from memfit.planning.search import Exploration
 from memfit.planning.step import Step
 from memfit.planning.trade_off import Candidate
