@@ -109,7 +109,7 @@ def test_two_ways_take_turns_and_one_gets_ready_untimed(monkeypatch: pytest.Monk
 
     step = TrainingStep(Slowing(), torch.ones(3))
     monkeypatch.setattr("memfit.capture.step_times.time.perf_counter", lambda: now)
-    plain, other = timed_in_turns(step, torch.device("cpu"), KeptState(step), inside)
+    plain, other = timed_in_turns(step, torch.device("cpu"), KeptState(step), inside, num_turns=5)
     assert order == ([False] * 4 + [True] * 5) * 5
     assert plain.forward_launched == 10 + 0.75
     assert other.forward_launched == 100 + 15 + 0.75

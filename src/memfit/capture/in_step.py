@@ -29,7 +29,7 @@ def ops_in_the_step(ops: Sequence[RecordedOp], host: HostCosts, step_seconds: fl
     """Return ``ops`` with the seconds that they take in a step of ``step_seconds``."""
     computing_seconds = sum(op.seconds for op in ops if op.flops)
     missing_seconds = step_seconds - sum(op.seconds for op in ops)
-    if computing_seconds <= 0 or missing_seconds <= 0 or not _device_sets_the_pace(host, step_seconds):
+    if computing_seconds <= 0 or missing_seconds <= 0 or not device_sets_the_pace(host, step_seconds):
         return tuple(ops)
     factor = min(1 + missing_seconds / computing_seconds, _LARGEST_FACTOR)
     return tuple(replace(op, seconds=op.seconds * factor) if op.flops else op for op in ops)
@@ -43,7 +43,7 @@ def rested_share(apart: Sequence[RecordedOp], in_the_step: Sequence[RecordedOp])
 
 def host_in_the_step(host: HostCosts, ops: Sequence[RecordedOp], step_seconds: float) -> HostCosts:
     """Return ``host`` with the seconds that it takes in steps of ``step_seconds``."""
-    if _device_sets_the_pace(host, step_seconds):
+    if device_sets_the_pace(host, step_seconds):
         return host
     launching = Seconds(host.forward, host.backward)
     explained_seconds = seconds_in_a_row(launching, device_seconds(ops), runs_ahead=host.runs_ahead)
@@ -73,5 +73,6 @@ def runs_ahead(
     return waiting <= (1 + _NO_DIFFERENCE) * ahead or alone_seconds - step_seconds >= (waiting - ahead) / 2
 
 
-def _device_sets_the_pace(host: HostCosts, step_seconds: float) -> bool:
+def device_sets_the_pace(host: HostCosts, step_seconds: float) -> bool:
+    """Return whether the host launches a step in so much less than it takes that its own work hardly shows."""
     return host.forward + host.backward <= _DEVICE_SETS_THE_PACE * step_seconds

@@ -10,7 +10,7 @@ from memfit.capture.calibration import calibrated
 from memfit.capture.clocks import clock_for
 from memfit.capture.devices import device_of, memory_bytes
 from memfit.capture.host_costs import fitted_host_costs, measured_host_costs
-from memfit.capture.in_step import host_in_the_step, ops_in_the_step, rested_share, runs_ahead
+from memfit.capture.in_step import device_sets_the_pace, host_in_the_step, ops_in_the_step, rested_share, runs_ahead
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.layers import measured_blocks
 from memfit.capture.link import measured_link
@@ -31,6 +31,9 @@ from memfit.runtime.tape_choice import TapeChoice
 # Ops are timed for this long, or for as long as this many steps take, whichever is longer.
 _OP_TIMING_SECONDS = 1.0
 _OP_TIMING_STEPS = 8
+# How often a step that replays takes turns with the plain one, to tell what the host spends on it: where that hardly
+# shows, and where it does.
+_FEW_TURNS, _MANY_TURNS = 2, 5
 
 
 def profile_of_real_step(step: TrainingStep) -> ModelProfile:
@@ -87,7 +90,14 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         recording_all = plan_of_all_that_replays(profile)
         if profile.host is None or not recording_all.regions:
             return profile
-        plain, listening = timed_in_turns(step, device, state, lambda: Applied(step.model, recording_all, TapeChoice()))
+        hardly_matters = device_sets_the_pace(profile.host, step_seconds)
+        plain, listening = timed_in_turns(
+            step,
+            device,
+            state,
+            lambda: Applied(step.model, recording_all, TapeChoice()),
+            num_turns=_FEW_TURNS if hardly_matters else _MANY_TURNS,
+        )
         profile = replace(
             profile, host=replace(profile.host, forward=plain.forward_launched, backward=plain.backward_launched)
         )

@@ -17,7 +17,6 @@ from memfit.capture.step import TrainingStep
 from memfit.graph.model_profile import Phase
 
 _NUM_STEPS_ALONE = 4
-_NUM_TURNS = 5
 # Long enough for a GPU to grow as warm, and its clocks as slow, as they stay in training.
 _SECONDS_IN_A_ROW = 0.7
 _FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 4, 20
@@ -63,7 +62,12 @@ def _timings_alone(step: TrainingStep, device: torch.device, state: KeptState) -
 
 
 def timed_in_turns(
-    step: TrainingStep, device: torch.device, state: KeptState, way: Callable[[], AbstractContextManager[object]]
+    step: TrainingStep,
+    device: torch.device,
+    state: KeptState,
+    way: Callable[[], AbstractContextManager[object]],
+    *,
+    num_turns: int,
 ) -> tuple[StepAlone, StepAlone]:
     """Time the plain step and the one inside ``way()`` in turns: a host that slows down does so for both.
 
@@ -72,7 +76,7 @@ def timed_in_turns(
     """
     plain: list[StepAlone] = []
     other: list[StepAlone] = []
-    for _ in range(_NUM_TURNS):
+    for _ in range(num_turns):
         plain += _timings_alone(step, device, state)
         with way():
             # The first step may have to get ready.
