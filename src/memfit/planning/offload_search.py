@@ -36,12 +36,12 @@ from memfit.planning.trade_off import Candidate
 # statistics that ops return beside their results.
 _LARGE_BYTES = 2**20
 # How many simulations a step of one op could pay for in each of the two rounds, and how many there are at least.
-_FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 4_000_000, 6_000_000
+_FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 3_000_000, 5_000_000
 _LEAST_TRIES, _MOST_FIRST_TRIES = 240, 3_600
 # As multiples of the size in the middle of the large values that a plan holds, or, for what may have to wait, in the
 # middle of their bytes.
 _WINDOWS = (1, 2, 4, 8, 16)
-_NUM_AMOUNTS = 8
+_MOST_AMOUNTS, _FEWEST_STARTS = 8, 3
 # In the second round: at how many peaks, from the best in how many ways, and from how many plans beside each, at most.
 _NUM_PEAKS, _MOST_WAYS, _MOST_NEIGHBOURS = 72, 2, 12
 
@@ -116,12 +116,14 @@ class _Search:
 
     def send_in_steps(self) -> None:
         """The first round."""
-        num_starts = max(self._num_first_tries // (2 * len(_WINDOWS) * _NUM_AMOUNTS), 2)
+        tries_of_start = self._num_first_tries // (2 * len(_WINDOWS))
+        num_amounts = min(max(tries_of_start // (len(self._of_blocks) + _FEWEST_STARTS), 1), _MOST_AMOUNTS)
+        num_starts = max(tries_of_start // num_amounts - len(self._of_blocks), _FEWEST_STARTS)
         chosen = {len(self._starts) * k // num_starts for k in range(num_starts)} | {len(self._starts) - 1}
         for start in sorted(chosen | self._of_blocks):
             for way in self._ways_from(start):
                 num_values = len(self._sent_by(way))
-                for count in sorted({-(-num_values * part // _NUM_AMOUNTS) for part in range(1, _NUM_AMOUNTS + 1)}):
+                for count in sorted({-(-num_values * part // num_amounts) for part in range(1, num_amounts + 1)}):
                     self._try(way, count)
 
     def send_just_enough(self) -> None:
