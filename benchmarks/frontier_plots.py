@@ -50,7 +50,7 @@ _EDGE = 2.0
 
 def draw(model: ModelResult) -> Figure:
     """Return the picture of one model, 9 inches wide: at 100 dots an inch it can still be read."""
-    figure = Figure(figsize=(9, 5.4), layout="constrained")
+    figure = Figure(figsize=(9, 5.8), layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     plain, own = model.plain, [row for row in model.memfit_rows(own_only=True) if row.same_as != "plain"]
@@ -82,7 +82,8 @@ def draw(model: ModelResult) -> Figure:
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=10)
+    # Below the picture: wherever in it some model has points.
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=10)
     labels = {_SHORT.get(row.way, row.way): row for row in peers}
     labels |= {way.rpartition(" ")[2]: row for way, row in compiled.items()}
     canvas.draw()
@@ -131,12 +132,11 @@ def _points(
 
 
 def _label(axes: Axes, canvas: FigureCanvasAgg, labels: Mapping[str, Row], top: float, rows: Sequence[Row]) -> None:
-    """Write each label near its point, where it covers the least of points, legend and other labels."""
+    """Write each label near its point, where it covers the least of points and other labels."""
     renderer = canvas.get_renderer()
     # In pixels of the canvas, as all extents are.
     places = [axes.transData.transform((_gib(row), min(row.ratio, top))) for row in rows]
     taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in places]
-    taken.append(axes.get_legend().get_window_extent(renderer))
     for words, row in labels.items():
         text = axes.annotate(
             words if row.ratio <= top else f"{words} ({row.ratio:.1f}×, above)",
