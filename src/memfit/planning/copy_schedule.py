@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from memfit.graph.model_profile import Link
 from memfit.planning.link_time import Arrival, Copies, Departure, Waiting, expected_waiting
 from memfit.planning.offload_rules import numbers_let_go, numbers_started
 from memfit.planning.step import Step
 
+Numbers = npt.NDArray[np.int64]
 
-class Run(NamedTuple):
-    """A recipe that runs: for which read, by the read's rank, at which position; which value it fetches, if any."""
 
-    rank: int
-    position: int
-    fetched: int | None
+class Runs(NamedTuple):
+    """The recipes that run, in order: for which read, by its rank, at which position; which value is fetched, or -1."""
+
+    ranks: Numbers
+    positions: Numbers
+    fetched: Numbers
 
 
 class CopySchedule:
@@ -27,7 +32,7 @@ class CopySchedule:
     """
 
     def __init__(
-        self, step: Step, sent: Sequence[int], window_bytes: int, runs: Sequence[Run], position_of_op: Sequence[int]
+        self, step: Step, sent: Sequence[int], window_bytes: int, runs: Runs, position_of_op: Sequence[int]
     ) -> None:
         self.leaves_until: dict[int, int] = {}
         self.arrives_from: dict[int, int] = {}
@@ -46,25 +51,23 @@ class CopySchedule:
             for number in let_go:
                 self.leaves_until[self._sent[number][1]] = self._position_of_op[time]
 
-    def _schedule_arrivals(self, runs: Sequence[Run], window_bytes: int) -> None:
+    def _schedule_arrivals(self, runs: Runs, window_bytes: int) -> None:
         # The runs of one read are in a row: where they begin, and which values come back for it, and where.
-        reads: list[tuple[int, list[tuple[int, int]]]] = []
-        last_rank = None
-        for rank, position, fetched in runs:
-            if rank != last_rank:
-                reads.append((position, []))
-                last_rank = rank
-            if fetched is not None:
-                reads[-1][1].append((position, fetched))
-        started = numbers_started(
-            [[number for _, number in fetches] for _, fetches in reads], self._sizes, window_bytes
-        )
+        first_runs = np.flatnonzero(np.diff(runs.ranks, prepend=-1))
+        begins: list[int] = runs.positions[first_runs].tolist()
+        fetches: list[list[tuple[int, int]]] = [[] for _ in begins]
+        fetching = np.flatnonzero(runs.fetched >= 0)
+        reads = np.searchsorted(first_runs, fetching, side="right") - 1
+        described = np.stack([reads, runs.positions[fetching], runs.fetched[fetching]], axis=1)
+        for read, position, number in described.tolist():
+            fetches[read].append((position, number))
+        started = numbers_started([[number for _, number in of_read] for of_read in fetches], self._sizes, window_bytes)
         # Position, whose copies are started there, and which are waited for after that.
         self._arrivals: list[tuple[int, list[int], list[int]]] = []
-        for (position, fetches), (ahead, late) in zip(reads, started, strict=True):
+        for begin, of_read, (ahead, late) in zip(begins, fetches, started, strict=True):
             if ahead:
-                self._arrivals.append((position, ahead, []))
-            for fetched_at, number in fetches:
+                self._arrivals.append((begin, ahead, []))
+            for fetched_at, number in of_read:
                 self._arrivals.append((fetched_at, [number] if number in late else [], [number]))
         for position, numbers, _ in self._arrivals:
             for number in numbers:

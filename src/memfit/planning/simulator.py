@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.graph.model_profile import ModelProfile, Phase
-from memfit.planning.copy_schedule import CopySchedule, Run
+from memfit.planning.copy_schedule import CopySchedule, Runs
 from memfit.planning.link_time import NO_WAITING, Waiting
 from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
 from memfit.planning.step import NEVER, Bytes, Step
@@ -247,11 +247,10 @@ class _Walk:
     def _scheduled_copies(self, offloading: Offloading) -> CopySchedule | None:
         if not offloading.values:
             return None
-        num_ops, described = self._step.num_ops, zip(self._run_ranks, self._run_times, self._run_recipes, strict=True)
-        runs = [
-            Run(rank, time + number, recipe - num_ops if recipe >= num_ops else None)
-            for number, (rank, time, recipe) in enumerate(described)
-        ]
+        ranks, times, recipes = (
+            np.array(numbers, dtype=np.int64) for numbers in (self._run_ranks, self._run_times, self._run_recipes)
+        )
+        runs = Runs(ranks, times + np.arange(len(times)), np.maximum(recipes - self._step.num_ops, -1))
         return CopySchedule(self._step, self._sent, offloading.window_bytes, runs, self._position_of)
 
     def _copy_what_is_written_over(self) -> None:
