@@ -131,19 +131,16 @@ class _Plans:
         self.plans: dict[str, memfit.Plan] = {}
         self.infeasible: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
-        self.smallest_bytes: int | None = None
-        self._ends, self.seconds["frontier"] = timed(
-            lambda: memfit.frontier(profile, points=2, host_budget=host_budget)
-        )
+        ends, self.seconds["frontier"] = timed(lambda: memfit.frontier(profile, points=2, host_budget=host_budget))
+        self._largest_bytes, self.smallest_bytes = ends[0].peak_bytes, ends[-1].peak_bytes
 
     def add(self, label: str, budget_bytes: int) -> None:
         """Plan for a budget, or note why there is no plan.
 
         What lies below the frontier is not looked for: that takes minutes of a GPU that has nothing to do.
         """
-        smallest_bytes = self._ends[-1].peak_bytes
-        if budget_bytes < smallest_bytes:
-            self.infeasible[label] = f"the smallest plan has {smallest_bytes} bytes, and the budget is {budget_bytes}"
+        if budget_bytes < self.smallest_bytes:
+            self.infeasible[label] = f"the smallest plan has {self.smallest_bytes} bytes, the budget is {budget_bytes}"
             print(f"{label}: {self.infeasible[label]}", flush=True)
             return
         try:
@@ -156,10 +153,9 @@ class _Plans:
 
     def add_evenly_spread(self, num_budgets: int) -> None:
         """Plan for budgets from the peak of the plain step to the smallest that can be met."""
-        largest_bytes, self.smallest_bytes = self._ends[0].peak_bytes, self._ends[-1].peak_bytes
-        span = largest_bytes - self.smallest_bytes
+        span = self._largest_bytes - self.smallest_bytes
         for number in range(num_budgets):
-            budget_bytes = largest_bytes - span * number // max(num_budgets - 1, 1)
+            budget_bytes = self._largest_bytes - span * number // max(num_budgets - 1, 1)
             label = f"memfit at {format_bytes(budget_bytes)}"
             self.add(f"{label} ({budget_bytes} bytes)" if label in self.plans else label, budget_bytes)
 

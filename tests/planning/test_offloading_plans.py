@@ -14,11 +14,11 @@ from tests.planning.drawn_profiles import drawn_profiles
 from tests.planning.model_families import gpt, llama, resnet
 
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError
-from memfit.graph.model_profile import Link, ModelProfile
+from memfit.graph.model_profile import HostCosts, Link, ModelProfile
 from memfit.graph.plan import Decision, Plan
 from memfit.layers.strategies import Full
 from memfit.planning.offload_rules import Offloading
-from memfit.planning.offloadable import held_by, may_be_offloaded
+from memfit.planning.offloadable import held_by, may_be_offloaded, most_offloaded_bytes
 from memfit.planning.planner import frontier, plan
 from memfit.planning.simulator import judged, simulate
 from memfit.planning.step import Step
@@ -167,7 +167,10 @@ def test_a_plan_that_offloads_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
 def test_no_plan_at_all_is_faster_than_the_gap_allows(profile: ModelProfile, data: st.DataObject) -> None:
     rate = data.draw(st.sampled_from((0.5, 2.0, 8.0)))
     rested_share = data.draw(st.sampled_from((0.5, 0.9, 1.0)))
-    profile = replace(profile, link=Link(rate, rate, 0.0, 1000), rested_share=rested_share)
+    # A host that hardly shows, one that launches slowly, and one that cannot begin before the device has ended.
+    hosts = (None, HostCosts(9.0, 9.0, 1.0, 1.0, 1.0, 1.0, 1.0, runs_ahead=True), HostCosts(30.0, 1.0, *[0.0] * 5))
+    link = Link(rate, rate, 0.0, 1000, host_seconds=0.5)
+    profile = replace(profile, link=link, rested_share=rested_share, host=data.draw(st.sampled_from(hosts)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memfit.planning.offloadable.SMALLEST_OFFLOADED_BYTES", 1)
         step = Step(profile)
@@ -179,6 +182,8 @@ def test_no_plan_at_all_is_faster_than_the_gap_allows(profile: ModelProfile, dat
                 for window_bytes in (0, 15, 1000) if sent else (0,):
                     offloading = Offloading(frozenset(sent), window_bytes)
                     every_plan.append(judged(step, recomputed, offloading))
+                    sent_bytes = sum(profile.values[value].num_bytes for value in sent)
+                    assert sent_bytes <= most_offloaded_bytes(step, every_plan[-1].added_seconds, 1000)
         peaks = sorted({judgement.peak_bytes for judgement in every_plan})
         budget = data.draw(st.sampled_from(peaks))
         fastest = min(judgement.added_seconds for judgement in every_plan if judgement.peak_bytes <= budget)

@@ -182,9 +182,8 @@ class _Walk:
             return NO_WAITING
         seconds = np.zeros(step.num_ops + len(self._run_recipes) + 1)
         seconds[self.position_of_op + 1] = step.op_seconds
-        runs = np.array(self._run_times, dtype=np.int64) + np.arange(len(self._run_recipes))
         is_replay = np.array(self._run_recipes) < step.num_ops
-        seconds[runs[is_replay] + 1] = [step.op_seconds[op] for op in self.replayed_ops]
+        seconds[self._run_positions[is_replay] + 1] = [step.op_seconds[op] for op in self.replayed_ops]
         return self._copies.waiting(link, np.cumsum(seconds).tolist(), step.profile.rested_share)
 
     def _order_runs(self, recipes: list[int]) -> None:
@@ -226,6 +225,7 @@ class _Walk:
     def _place_runs(self) -> None:
         num_ops = self._step.num_ops
         times = np.array(self._run_times, dtype=np.int64)
+        self._run_positions: Bytes = times + np.arange(len(times))
         ops = np.arange(num_ops)
         self.position_of_op = ops + np.searchsorted(times, ops, side="right")
         # Plain integers are faster to reach one by one. What outlives the step ends behind the last position.
@@ -247,10 +247,8 @@ class _Walk:
     def _scheduled_copies(self, offloading: Offloading) -> CopySchedule | None:
         if not offloading.values:
             return None
-        ranks, times, recipes = (
-            np.array(numbers, dtype=np.int64) for numbers in (self._run_ranks, self._run_times, self._run_recipes)
-        )
-        runs = Runs(ranks, times + np.arange(len(times)), np.maximum(recipes - self._step.num_ops, -1))
+        ranks, recipes = (np.array(numbers, dtype=np.int64) for numbers in (self._run_ranks, self._run_recipes))
+        runs = Runs(ranks, self._run_positions, np.maximum(recipes - self._step.num_ops, -1))
         return CopySchedule(self._step, self._sent, offloading.window_bytes, runs, self._position_of)
 
     def _copy_what_is_written_over(self) -> None:
@@ -338,8 +336,7 @@ class _Walk:
         memory: Bytes = np.cumsum(np.array(change[:num_positions], dtype=np.int64)) + step.resident_bytes
         memory[self.position_of_op] += step.workspace_bytes
         if self._run_recipes:
-            runs = np.array(self._run_times) + np.arange(len(self._run_recipes))
-            memory[runs] += self._workspaces_of_runs()
+            memory[self._run_positions] += self._workspaces_of_runs()
         return memory
 
     def _workspaces_of_runs(self) -> Bytes:
@@ -372,8 +369,7 @@ class _Walk:
         if step.num_ops and self.position_of_op[op_index] == position:
             add(op_index, int(step.workspace_bytes[op_index]))
         elif step.num_ops:
-            run_positions = list(map(sum, enumerate(self._run_times)))
-            number = run_positions.index(position)
+            number = int(np.searchsorted(self._run_positions, position))
             add(self._op_of(self._run_recipes[number]), int(self._workspaces_of_runs()[number]))
         live = [LiveBytes(module, num_bytes) for module, num_bytes in by_module.items() if num_bytes]
         return tuple(sorted(live, key=lambda entry: -entry.num_bytes))

@@ -9,8 +9,8 @@ the backward pass, and the device f and b to compute them, a step in a row of th
                has ended the last one (`HostCosts.runs_ahead`).
 
 A plan adds its replays to b and to B, what listening costs to F and B, and what the device waits for copies to f and b:
-meanwhile the host goes on. Where host and device are one, or what the
-host spends was not measured, a plan adds the seconds of its replays and no more.
+meanwhile the host goes on. Where host and device are one, or what the host spends was not measured, a plan adds the
+seconds of its replays and of that waiting, and no more.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class StepTime:
         self._host_seconds_offloading = 0.0 if profile.link is None else profile.link.host_seconds
         self._device = device_seconds(profile.ops)
         self.launches_may_matter = self._launches_may_matter(profile)
+
+    @property
+    def plain_seconds(self) -> float:
+        """What a plain step takes by this reckoning."""
+        return sum(self._device) if self._host is None else self._of(_NOTHING, 0.0)
 
     def added(
         self,
