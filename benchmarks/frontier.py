@@ -10,9 +10,9 @@ events, peaks are the allocator's, ratios are to the plain step of the run. A wa
 Each model's results are written to DIR/MODEL.json as soon as they are there. With --compiled, torch.compile per block
 is measured instead, beside the plain step, into DIR/MODEL-compiled.json. With --strategies, the peers are memfit's own
 layer strategies, into DIR/MODEL-strategies.json; with --captured, steps are captured into CUDA graphs, into
-DIR/MODEL-captured.json. With --offloading, plans may use the host's memory, and torch's save_on_cpu takes part, into
-DIR/MODEL-offloading.json. With --small, the models are tiny and run on the CPU in a minute: to try the script, not to
-learn from the numbers.
+DIR/MODEL-captured.json. With --offloading, plans that may use the host's memory take part, and go with torch's ways
+into DIR/MODEL-offloading.json; with --offloading alone, no other plans do. With --small, the models are tiny and run on
+the CPU in a minute: to try the script, not to learn from the numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 import torch
 from frontier_captured import run_captured
 from frontier_models import SUBJECTS, Subject
-from frontier_results import GIB, NEAR_THE_FLOOR, OFFLOADING, label_at
+from frontier_results import GIB, NEAR_THE_FLOOR, OFFLOADING, PLAIN, PLAIN_AGAIN, label_at
 from measuring import Race, as_data, machine, print_rows
 from peers import eager_peers, offloaded
 from rich.console import Console
@@ -45,23 +45,21 @@ from memfit.units import format_bytes
 
 _Result = TypeVar("_Result")
 _VERSIONS_OF = ("torch", "transformers", "timm", "torchvision", "numpy", "scipy", "memfit")
-# What may be measured instead of torch's eager ways. Of some, the results are those of a whole race.
-_GROUPS = ("compiled", "captured", "strategies", "offloading")
-_GROUPS_WITH_PLANS = ("captured", "strategies", "offloading")
 # Below so many rounds, quartiles mean nothing.
 _FEWEST_ROUNDS = 3
-# Plain steps compared with a plain step, to know how far the kernels' own sums stray: about as many as there are plans,
-# for the largest of many draws is larger than that of few.
-_NUM_GRADIENT_REPEATS = 16
+# Plain steps compared with a plain step: kernels whose sums stray do so nearly every time.
+_NUM_GRADIENT_REPEATS = 4
+# Behind the labels of plans that may offload, as long as they run beside the others.
+_WITH_THE_HOST = " (with the host's memory)"
 
 
-def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) -> dict[str, Any]:
-    """Measure all ways on one model. ``begin`` is when building it began."""
+def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) -> dict[str | None, dict[str, Any]]:
+    """Measure all ways on one model, and return the results by group. ``begin`` is when building it began."""
     model = subject.model
     clock = _Clock(begin)
     clock.lap("building")
     race = Race(model, subject.output_and_loss, subject.tensors(), keep_gradients=False)
-    race.enter("plain", contextlib.nullcontext)
+    race.enter(PLAIN, contextlib.nullcontext)
     model.zero_grad()
     profile = memfit.profile(model, subject.batch)
     profiling_seconds = clock.lap("profiling")
@@ -69,7 +67,7 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     if options.profiles is not None:
         options.profiles.mkdir(parents=True, exist_ok=True)
         profile.save(options.profiles / f"{name}.profile.json.gz")
-    race.enter("plain again", contextlib.nullcontext)
+    race.enter(PLAIN_AGAIN, contextlib.nullcontext)
     if options.strategies:
         peaks = enter_strategies(race, model, profile)
     else:
@@ -80,17 +78,16 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
                 OFFLOADING, lambda: offloaded(race.device), slow_limit_seconds=options.slow_limit_seconds
             )
     clock.lap("peaks of peers")
-    # On the CPU, where the script is only tried, there is nowhere to offload to.
-    planned = _Plans(profile, "auto" if options.offloading and profile.link is not None else 0)
-    for peer, peak_bytes in peaks.items():
-        if peak_bytes is not None:
-            planned.add(f"memfit at the peak of ({peer})", peak_bytes)
-    if not options.strategies and not options.small:
-        for activations_gib in NEAR_THE_FLOOR.get(name, {}):
-            planned.add(label_at(activations_gib), race.bytes_before("plain") + int(activations_gib * GIB))
-    planned.add_evenly_spread(0 if options.strategies else options.points)
+    planned = groups_of_plans(profile, peaks, options)
+    for plans in planned.values():
+        plans.add_at_peaks()
+        if not options.strategies and not options.small:
+            for activations_gib in NEAR_THE_FLOOR.get(name, {}):
+                plans.add(label_at(activations_gib), race.bytes_before(PLAIN) + int(activations_gib * GIB))
+        plans.add_evenly_spread(0 if options.strategies else options.points)
     print(f"{name}: planned in {clock.lap('planning'):.1f} s", flush=True)
-    enter_plans(race, model, planned.plans)
+    for plans in planned.values():
+        enter_plans(race, model, plans)
     clock.lap("peaks of memfit")
     race.compare_gradients(num_repeats=_NUM_GRADIENT_REPEATS)
     clock.lap("gradients")
@@ -104,29 +101,56 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     rows = race.rows()
     print_rows(f"{name}, {machine()}", rows)
     print(f"{name}: {num_rounds} rounds; seconds: {clock}", flush=True)
-    return {
-        "rows": as_data(rows),
-        "plans": {label: plan_data(plan, label, rows) for label, plan in planned.plans.items()},
-        "infeasible": planned.infeasible,
-        "smallest_budget_bytes": planned.smallest_bytes,
+    of_all_groups = {
         "profiling_seconds": profiling_seconds,
-        "planning_seconds": planned.seconds,
         "num_ops": len(profile.ops),
         "profiled_peak_bytes": profile.peak_bytes,
         "profiled_step_seconds": profile.step_seconds,
         "host": None if profile.host is None else asdict(profile.host),
         "link": None if profile.link is None else asdict(profile.link),
         "gradient_noise": race.gradient_noise,
+        "kernel_noise": race.kernel_noise,
         "num_rounds": num_rounds,
         "seconds": clock.laps,
     }
+    return {group: plans.results(rows) | of_all_groups for group, plans in planned.items()}
+
+
+def groups_of_plans(
+    profile: memfit.ModelProfile, peaks: Mapping[str, int | None], options: argparse.Namespace
+) -> dict[str | None, _Plans]:
+    """Return memfit's groups, with no plans yet, each with the peers that it is measured beside."""
+    if options.strategies:
+        return {"strategies": _Plans(profile, peaks, host_budget=0)}
+    if not options.offloading:
+        return {None: _Plans(profile, peaks, host_budget=0)}
+    # On the CPU, where the script is only tried, there is nowhere to offload to.
+    host_budget = 0 if profile.link is None else "auto"
+    may_offload = {"offloading": _Plans(profile, peaks, host_budget=host_budget, suffix=_WITH_THE_HOST)}
+    if options.offloading == "alone":
+        return may_offload
+    # No recomputation reaches the memory of a way that offloads.
+    recomputing = {peer: peak_bytes for peer, peak_bytes in peaks.items() if peer != OFFLOADING}
+    return {None: _Plans(profile, recomputing, host_budget=0), **may_offload}
 
 
 class _Plans:
-    """memfit's plans by label, with the seconds each took, and what could not be planned and why."""
+    """memfit's plans by label, with the seconds each took, and what could not be planned and why.
 
-    def __init__(self, profile: memfit.ModelProfile, host_budget: int | str) -> None:
+    They are a group with the peers whose peaks are given. In the race, ``suffix`` tells them from those of others.
+    """
+
+    def __init__(
+        self,
+        profile: memfit.ModelProfile,
+        peaks: Mapping[str, int | None],
+        *,
+        host_budget: int | str,
+        suffix: str = "",
+    ) -> None:
+        self.suffix = suffix
         self._profile = profile
+        self._peaks = peaks
         self._host_budget = host_budget
         self.plans: dict[str, memfit.Plan] = {}
         self.infeasible: dict[str, str] = {}
@@ -151,6 +175,12 @@ class _Plans:
             self.infeasible[label] = str(error)
             print(f"{label}: {error}", flush=True)
 
+    def add_at_peaks(self) -> None:
+        """Plan for the peak of each peer as a budget."""
+        for peer, peak_bytes in self._peaks.items():
+            if peak_bytes is not None:
+                self.add(f"memfit at the peak of ({peer})", peak_bytes)
+
     def add_evenly_spread(self, num_budgets: int) -> None:
         """Plan for budgets from the peak of the plain step to the smallest that can be met."""
         span = self._largest_bytes - self.smallest_bytes
@@ -159,11 +189,27 @@ class _Plans:
             label = f"memfit at {format_bytes(budget_bytes)}"
             self.add(f"{label} ({budget_bytes} bytes)" if label in self.plans else label, budget_bytes)
 
+    def results(self, rows: list[Row]) -> dict[str, Any]:
+        """Return what is known of this group, with the rows of its plans, its peers and the plain step."""
+        own = {PLAIN, PLAIN_AGAIN, *self._peaks, *(f"{label}{self.suffix}" for label in self.plans)}
+        shown = [self._without_suffix(row) for row in rows if row.way in own]
+        return {
+            "rows": as_data(shown),
+            "plans": {label: plan_data(plan, label, shown) for label, plan in self.plans.items()},
+            "infeasible": self.infeasible,
+            "smallest_budget_bytes": self.smallest_bytes,
+            "planning_seconds": self.seconds,
+        }
 
-def enter_plans(race: Race, model: torch.nn.Module, plans: Mapping[str, memfit.Plan]) -> None:
+    def _without_suffix(self, row: Row) -> Row:
+        same_as = None if row.same_as is None else row.same_as.removesuffix(self.suffix)
+        return replace(row, way=row.way.removesuffix(self.suffix), same_as=same_as)
+
+
+def enter_plans(race: Race, model: torch.nn.Module, plans: _Plans) -> None:
     """Enter each plan once, under its first label; one that saves everything is the plain step."""
-    first_label: dict[tuple[Any, ...], str] = {(frozenset(), (), ()): "plain"}
-    for label, plan in plans.items():
+    first_label: dict[tuple[Any, ...], str] = {(frozenset(), (), ()): PLAIN}
+    for label, plan in ((f"{label}{plans.suffix}", plan) for label, plan in plans.plans.items()):
         dropped = frozenset(entry for entry in plan.decisions.items() if entry[1] is not memfit.Decision.SAVE)
         what_it_does = (dropped, plan.regions, plan.watched)
         if what_it_does in first_label:
@@ -283,25 +329,31 @@ def run_and_write(name: str, device: torch.device, options: argparse.Namespace) 
     begin = time.perf_counter()
     torch.manual_seed(0)
     subject = SUBJECTS[name](device, small=options.small)
+    of_groups: dict[str | None, dict[str, Any]]
     if options.compiled:
         # Here, because it brings in torch's compiler, for which the others need not wait.
         from frontier_compiled import run_compiled
 
-        results = {"compiled": run_compiled(name, subject, options.budget_seconds, options.rounds * options.steps)}
+        of_groups = {"compiled": run_compiled(name, subject, options.budget_seconds, options.rounds * options.steps)}
     elif options.captured:
-        results = run_captured(name, subject, options.points, options.rounds * options.steps, plan_data)
-        print_predictions(results)
+        num_steps = options.rounds * options.steps
+        of_groups = {"captured": run_captured(name, subject, options.points, num_steps, plan_data)}
     else:
-        results = run(name, subject, options, begin)
-        print_predictions(results)
-    group = next((group for group in _GROUPS if getattr(options, group)), None)
-    if group in _GROUPS_WITH_PLANS:
-        results = {group: results | {"machine": machine(), "versions": versions()}}
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        document = {"machine": machine(), "versions": versions(), "models": {name: results}}
-        path = options.out / (f"{name}.json" if group is None else f"{name}-{group}.json")
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        of_groups = run(name, subject, options, begin)
+    for group, results in of_groups.items():
+        if "plans" in results:
+            print_predictions(results)
+        if options.out is not None:
+            write(options.out, name, group, results)
+
+
+def write(folder: Path, name: str, group: str | None, results: dict[str, Any]) -> None:
+    """Write the results of one model: those of a group of its own beside the others, under its name."""
+    about = {"machine": machine(), "versions": versions()}
+    model = results if group is None else {group: results | about}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (f"{name}.json" if group is None else f"{name}-{group}.json")
+    path.write_text(json.dumps(about | {"models": {name: model}}, indent=1) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -312,7 +364,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile per block instead")
     parser.add_argument("--captured", action="store_true", help="measure steps captured into CUDA graphs instead")
     parser.add_argument("--strategies", action="store_true", help="measure memfit's layer strategies as the peers")
-    parser.add_argument("--offloading", action="store_true", help="let plans use the host's memory, too")
+    parser.add_argument(
+        "--offloading",
+        nargs="?",
+        const="beside",
+        choices=("beside", "alone"),
+        help="measure plans that may use the host's memory, too, or alone",
+    )
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU, to try the script")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="timed steps of each way in a round")

@@ -16,8 +16,9 @@
    torch's save_on_cpu among them, none is above its budget, and predicted peaks are within 2 % of the measured.
 8. *floor*: within the time that is asked for at given sizes (`frontier_results.NEAR_THE_FLOOR`), with the host's memory
    where that was run.
-9. *gradients*: equal to the plain step's, or no farther from them than plain steps are from each other. Both are the
-   largest of a few draws, so that a narrow miss can be chance; a wide one cannot.
+9. *gradients*: equal to the plain step's, or no farther from them than plain steps are from each other. Where two plain
+   steps differ, both are run with kernels that sum in a fixed order. (In results from before that was so, both are the
+   largest of a few draws, so that a narrow miss can be chance; a wide one cannot.)
 
 Beside them, without a mark: the smallest feasible budget and full checkpointing's peak, seconds of planning, and what
 each budget forces to be recomputed, which no plan can go below.
@@ -211,6 +212,8 @@ def _gradients(model: ModelResult) -> Mark:
     num_equal = sum(row.gradient_error == 0.0 for row in rows)
     worst = max(row.gradient_error for row in rows)
     words = f"{num_equal} of {len(rows)} plans equal; at most {worst:.1e} off, plain steps {model.gradient_noise:.1e}"
+    if model.kernel_noise:
+        words += f" with sums in a fixed order, {model.kernel_noise:.1e} without"
     return Mark("gradients", worst <= model.gradient_noise, words)
 
 

@@ -95,6 +95,11 @@ class ModelResult:
         return max(self.facts.get("gradient_noise", 0.0), self.rows[PLAIN_AGAIN].gradient_error or 0.0)
 
     @property
+    def kernel_noise(self) -> float:
+        """How far they were apart before all were compared with kernels that sum in a fixed order; 0 where not."""
+        return float(self.facts.get("kernel_noise", 0.0))
+
+    @property
     def smallest_budget_bytes(self) -> int:
         """The smallest budget that memfit could plan for."""
         found: int | None = self.facts.get("smallest_budget_bytes")

@@ -7,8 +7,9 @@ import itertools
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -30,8 +31,6 @@ _Result = TypeVar("_Result")
 
 # A slow way takes part in so many rounds, with one timed step in each.
 _ROUNDS_OF_SLOW_WAYS = 2
-# After so many plain steps with the very same gradients, the kernels are taken to be deterministic.
-_FEWEST_REPEATS = 4
 
 
 class TimeLimitError(BaseException):
@@ -75,7 +74,7 @@ class Race:
         keep_gradients: bool,
     ) -> None:
         self.device = next(model.parameters()).device
-        self.gradient_noise = 0.0
+        self.gradient_noise = self.kernel_noise = 0.0
         self._bytes_before_graphs: int | None = None
         self._model = model
         self._batch = batch
@@ -114,9 +113,7 @@ class Race:
 
         def run() -> None:
             self._take_peak(entrant)
-            torch.manual_seed(0)
-            self._step()
-            entrant.gradient_error = compare(self._gradients(), reference)
+            entrant.gradient_error = compare(self._gradients_of_a_step(), reference)
             entrant.seconds = seconds_in_a_row(self._step, self.device, num_steps)
 
         self._attempt(entrant, run)
@@ -157,37 +154,46 @@ class Race:
 
     def host_gradients(self) -> list[Tensor]:
         """Return a plain step's gradients in host memory, where no peak on a GPU counts them."""
-        torch.manual_seed(0)
-        self._step()
-        return [gradient.to("cpu", copy=True) for gradient in self._gradients()]
+        return [gradient.to("cpu", copy=True) for gradient in self._gradients_of_a_step()]
 
     def compare_gradients(self, *, num_repeats: int) -> None:
         """Compare all with the first way's gradients, and that with itself ``num_repeats`` times.
 
-        Call it after the peaks are taken, in which the reference must not be counted.
+        ``kernel_noise`` is how far the first way strays from itself as it trains. Where it does, all are compared with
+        kernels that sum in a fixed order, so that a way whose gradients differ can be told from kernels that do;
+        ``gradient_noise`` is how far the first way strays from itself then. Call it after the peaks are taken, in which
+        the reference must not be counted.
         """
         names = iter(self._entrants)
         first = self._entrants[next(names)]
-
-        def gradients() -> list[Tensor]:
-            # The same random numbers for all: dropout would make any two steps differ.
-            torch.manual_seed(0)
-            self._step()
-            return self._gradients()
-
         with first.way():
-            reference = [gradient.clone() for gradient in gradients()]
-            repeats = [compare(gradients(), reference) for _ in range(min(num_repeats, _FEWEST_REPEATS))]
-            # Kernels that stray do so nearly every time.
-            if any(repeats):
-                repeats += [compare(gradients(), reference) for _ in range(num_repeats - len(repeats))]
-        first.gradient_error = 0.0
-        for name in names:
-            entrant = self._entrants[name]
-            if entrant.error is None:
-                entrant.gradient_error = self._attempt(entrant, lambda: compare(gradients(), reference))
+            self.kernel_noise = self._distance_between_steps(num_repeats)
+        with sums_in_a_fixed_order() if self.kernel_noise else nullcontext():
+            with first.way():
+                self.gradient_noise = self._distance_between_steps(num_repeats) if self.kernel_noise else 0.0
+                reference = [gradient.clone() for gradient in self._gradients_of_a_step()]
+            first.gradient_error = 0.0
+            for name in names:
+                entrant = self._entrants[name]
+                if entrant.error is None:
+                    entrant.gradient_error = self._attempt(
+                        entrant, lambda: compare(self._gradients_of_a_step(), reference)
+                    )
         again = self._entrants.get("plain again", first).gradient_error
-        self.gradient_noise = max([*repeats, again or 0.0])
+        self.gradient_noise = max(self.gradient_noise, again or 0.0)
+
+    def _distance_between_steps(self, num_repeats: int) -> float:
+        """Return how far the gradients of so many steps are from those of one before them, at most."""
+        if num_repeats == 0:
+            return 0.0
+        reference = [gradient.clone() for gradient in self._gradients_of_a_step()]
+        return max(compare(self._gradients_of_a_step(), reference) for _ in range(num_repeats))
+
+    def _gradients_of_a_step(self) -> list[Tensor]:
+        # The same random numbers for all: dropout would make any two steps differ.
+        torch.manual_seed(0)
+        self._step()
+        return self._gradients()
 
     def run_rounds(
         self, num_rounds: int, *, steps_per_round: int, fewest_rounds: int = 1, end_by: float | None = None
@@ -305,6 +311,23 @@ def measure(
     if failed:
         raise RuntimeError("; ".join(failed))
     return rows
+
+
+@contextmanager
+def sums_in_a_fixed_order() -> Iterator[None]:
+    """Let torch choose kernels whose sums do not depend on who comes first, where it has any."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills_memory = torch.utils.deterministic.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # That finds reads of memory that nobody wrote, which is another matter.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.utils.deterministic.fill_uninitialized_memory = fills_memory
 
 
 def compare(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> float:

@@ -15,7 +15,15 @@ from frontier_marks import Verdict, marks_of, verdict_beside
 from frontier_results import ModelResult, load
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ["--small", "--rounds", "1", "--steps", "1", "--points", "3"]
+OPTIONS = ["--small", "--rounds", "1", "--steps", "1", "--points", "3", "--offloading"]
+RECOMPUTING = [
+    "torch: checkpoint every block",
+    "torch: checkpoint every 2nd block",
+    "torch: checkpoint every 3rd block",
+    "torch: checkpoint every 4th block",
+    "torch: selective, save matmuls + attention",
+    "torchtitan: selective, every 2nd matmul",
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,32 +42,41 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(written: Path) -> ModelResult:
-    (model,) = load([written])
+    (model,) = load([written, written.with_name("gpt-2048-offloading.json")])
     return model
 
 
-def test_all_ways_are_measured_and_each_peer_has_memfit_beside_it(model: ModelResult) -> None:
-    assert [row.way for row in model.peers()] == [
-        "torch: checkpoint every block",
-        "torch: checkpoint every 2nd block",
-        "torch: checkpoint every 3rd block",
-        "torch: checkpoint every 4th block",
-        "torch: selective, save matmuls + attention",
-        "torchtitan: selective, every 2nd matmul",
-        "torch: save_on_cpu",
-    ]
-    assert [row.way for row in model.rows.values() if row.error is not None or not row.is_measured] == []
+@pytest.fixture(params=["recomputing", "offloading"])
+def group(model: ModelResult, request: pytest.FixtureRequest) -> ModelResult:
+    """The plans that only recompute, and those that may offload, each with the peers that they are beside."""
+    if request.param == "recomputing":
+        return model
+    assert model.offloading is not None
+    return model.offloading
+
+
+def test_all_ways_are_measured_and_each_peer_has_memfit_beside_it(group: ModelResult) -> None:
+    assert [row.way for row in group.rows.values() if row.error is not None or not row.is_measured] == []
     in_time = {Verdict.FASTER, Verdict.AS_FAST, Verdict.SLOWER}
-    assert {verdict_beside(model, peer) for peer in model.peers()} <= in_time
+    assert {verdict_beside(group, peer) for peer in group.peers()} <= in_time
+    assert all(group.is_planned_for_peak_of(peer.way) for peer in group.peers())
 
 
-def test_peaks_on_a_cpu_are_predicted_to_the_byte_and_within_their_budgets(model: ModelResult) -> None:
-    assert len(model.plans) == 7 + 3
-    for plan in model.plans:
+def test_offloading_is_beside_the_peer_that_does_the_same_and_in_the_same_run(model: ModelResult) -> None:
+    assert model.offloading is not None
+    assert [row.way for row in model.peers()] == RECOMPUTING
+    assert [row.way for row in model.offloading.peers()] == [*RECOMPUTING, "torch: save_on_cpu"]
+    assert model.offloading.plain == model.plain
+    assert list(model.offloading.rows) != list(model.rows)
+
+
+def test_peaks_on_a_cpu_are_predicted_to_the_byte_and_within_their_budgets(group: ModelResult) -> None:
+    assert len(group.plans) == len(group.peers()) + 3
+    for plan in group.plans:
         assert plan.measured_peak_bytes == plan.predicted_peak_bytes
         assert plan.measured_peak_bytes <= plan.budget_bytes
-    smallest = model.plans[-1]
-    assert smallest.budget_bytes == smallest.measured_peak_bytes == model.smallest_budget_bytes
+    smallest = group.plans[-1]
+    assert smallest.budget_bytes == smallest.measured_peak_bytes == group.smallest_budget_bytes
 
 
 def test_gradients_are_the_plain_steps(model: ModelResult) -> None:
@@ -69,7 +86,7 @@ def test_gradients_are_the_plain_steps(model: ModelResult) -> None:
 
 
 def test_a_plan_that_saves_everything_is_measured_as_the_plain_step(model: ModelResult) -> None:
-    largest = model.plans[7]
+    largest = model.plans[len(RECOMPUTING)]
     row = model.rows[largest.label]
     assert (row.same_as, row.ratio, row.peak_bytes) == ("plain", 1.0, model.plain.peak_bytes)
 

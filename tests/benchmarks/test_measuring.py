@@ -124,6 +124,43 @@ def test_gradients_are_compared_tensor_by_tensor_and_a_nan_is_as_far_as_can_be()
     assert compare([reference[0], torch.tensor([float("nan")])], reference) == float("inf")
 
 
+class Straying(nn.Module):
+    """Its gradients differ from step to step, unless torch is asked for a fixed order; while it is wrong, they are off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.is_wrong = False
+        self._num_steps = 0
+
+    def loss(self) -> tuple[Tensor, Tensor]:
+        self._num_steps += 1
+        strays = 0.0 if torch.are_deterministic_algorithms_enabled() else 0.25 * (self._num_steps % 2)
+        loss = (self.weight * (1.0 + strays + (0.125 if self.is_wrong else 0.0))).sum()
+        return loss, loss
+
+    @contextlib.contextmanager
+    def wrong(self) -> Iterator[None]:
+        self.is_wrong = True
+        yield
+        self.is_wrong = False
+
+
+def test_where_plain_steps_differ_all_are_compared_with_sums_in_a_fixed_order() -> None:
+    model = Straying()
+    race = Race(model, model.loss, [], keep_gradients=False)
+    race.enter("plain", contextlib.nullcontext)
+    race.enter("plain again", contextlib.nullcontext)
+    race.enter("wrong", model.wrong)
+    race.compare_gradients(num_repeats=2)
+    assert race.kernel_noise > 0.1
+    assert race.gradient_noise == 0.0
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    race.run_rounds(1, steps_per_round=1)
+    assert [row.gradient_error for row in race.rows()] == [0.0, 0.0, 0.125]
+
+
 def test_time_limits_reach_through_handlers_of_exceptions() -> None:
     def sleep_through_exceptions() -> None:
         with time_limit(0.05), contextlib.suppress(Exception):

@@ -39,6 +39,21 @@ def test_the_measured_peak_is_within_the_budget_and_close_to_the_prediction() ->
         assert abs(fitted.verification.peak_miss) < 0.05
 
 
+def test_fit_offloads_where_the_host_has_room() -> None:
+    with torch.device("cuda"):
+        model, batch = gpt(**SIZES)
+    profile = memfit.profile(model, batch)
+    recomputing, offloading = (memfit.frontier(profile, host_budget=budget)[-1] for budget in (0, "auto"))
+    assert offloading.peak_bytes < recomputing.peak_bytes
+    # A profile of its own may tell it a little otherwise what the allocator takes.
+    budget_bytes = (offloading.peak_bytes + recomputing.peak_bytes) // 2
+    with memfit.fit(model, batch, budget=budget_bytes, host_budget="auto") as fitted:
+        assert fitted.verification.gradients_hold
+        assert fitted.verification.within_budget
+        assert fitted.plan.host_bytes > 0
+        model(batch).backward()
+
+
 # What does not fit is profiled with fake tensors, which know nothing of kernels' workspaces; `fit` says so if it shows.
 @pytest.mark.filterwarnings("default:the measured peak")
 def test_a_model_trains_where_its_plain_step_runs_out_of_memory() -> None:
