@@ -125,7 +125,7 @@ def test_gradients_are_compared_tensor_by_tensor_and_a_nan_is_as_far_as_can_be()
 
 
 class Straying(nn.Module):
-    """Its gradients differ from step to step, unless torch is asked for a fixed order; while it is wrong, they are off."""
+    """Its gradients differ from step to step unless torch is asked for a fixed order, and by more while it is wrong."""
 
     def __init__(self) -> None:
         super().__init__()
