@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import platform
 import statistics
 import time
@@ -31,6 +32,9 @@ _Result = TypeVar("_Result")
 
 # A slow way takes part in so many rounds, with one timed step in each.
 _ROUNDS_OF_SLOW_WAYS = 2
+# Before a way's steps are timed, it runs for so long, and at least one step: until host and device are as far apart as
+# they stay, which takes short steps several of them.
+_LEAD_IN_SECONDS, _MOST_LEAD_IN_STEPS = 0.2, 3
 
 
 class TimeLimitError(BaseException):
@@ -82,6 +86,7 @@ class Race:
         self._step = training_step(model, output_and_loss, keep_gradients)
         self._entrants: dict[str, _Entrant] = {}
         self._same_as: dict[str, str] = {}
+        self._num_lead_in_steps = 1
 
     def enter(self, name: str, way: Way, *, slow_limit_seconds: float | None = None) -> int | None:
         """Let a way take part and return the peak of its step, or None where it raised.
@@ -92,6 +97,8 @@ class Race:
         begin = time.perf_counter()
         self._attempt(entrant, lambda: self._take_peak(entrant))
         seconds = time.perf_counter() - begin
+        if len(self._entrants) == 1:
+            self._num_lead_in_steps = self._lead_in_of(way)
         if slow_limit_seconds is not None and seconds > slow_limit_seconds and entrant.error is None:
             entrant.error = f"not timed: its first step took {seconds:.1f} s, more than {slow_limit_seconds:g} s"
         return entrant.peak_bytes
@@ -204,18 +211,19 @@ class Race:
         ways come after all the others: they leave the device idle, and cold.
         """
         order = [entrant for entrant in self._entrants.values() if not entrant.is_slow]
-        for number in range(num_rounds):
-            begin = time.perf_counter()
-            self._time(order, steps_per_round)
-            # There and back again: what drifts with the machine's warmth cancels out.
-            order.reverse()
-            now = time.perf_counter()
-            if end_by is not None and number + 1 >= fewest_rounds and now + (now - begin) > end_by:
-                num_rounds = number + 1
-                break
-        slow = [entrant for entrant in self._entrants.values() if entrant.is_slow]
-        for _ in range(min(num_rounds, _ROUNDS_OF_SLOW_WAYS)):
-            self._time(slow, steps_per_round)
+        with no_garbage_collection():
+            for number in range(num_rounds):
+                begin = time.perf_counter()
+                self._time(order, steps_per_round)
+                # There and back again: what drifts with the machine's warmth cancels out.
+                order.reverse()
+                now = time.perf_counter()
+                if end_by is not None and number + 1 >= fewest_rounds and now + (now - begin) > end_by:
+                    num_rounds = number + 1
+                    break
+            slow = [entrant for entrant in self._entrants.values() if entrant.is_slow]
+            for _ in range(min(num_rounds, _ROUNDS_OF_SLOW_WAYS)):
+                self._time(slow, steps_per_round)
         return num_rounds
 
     def _time(self, entrants: Sequence[_Entrant], num_steps: int) -> None:
@@ -258,7 +266,18 @@ class Race:
         entrant.activation_peak_bytes = entrant.peak_bytes - before
 
     def _take_times(self, entrant: _Entrant, num_steps: int) -> None:
-        entrant.seconds += seconds_in_a_row(self._step, self.device, 1 if entrant.is_slow else num_steps)
+        # Nothing else is there to be collected: what was there before the rounds is left out.
+        gc.collect()
+        entrant.seconds += (
+            seconds_in_a_row(self._step, self.device, 1)
+            if entrant.is_slow
+            else seconds_in_a_row(self._step, self.device, num_steps, num_lead_in_steps=self._num_lead_in_steps)
+        )
+
+    def _lead_in_of(self, way: Way) -> int:
+        with way():
+            (seconds,) = seconds_in_a_row(self._step, self.device, 1)
+        return min(max(math.ceil(_LEAD_IN_SECONDS / seconds), 1), _MOST_LEAD_IN_STEPS)
 
     def _held(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers(), *self._gradients(), *self._batch]
@@ -348,11 +367,28 @@ def bytes_now(device: torch.device, held: Sequence[Tensor]) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
 
 
-def seconds_in_a_row(step: Step, device: torch.device, num_steps: int) -> list[float]:
-    """Return the seconds of each of so many steps after a first one, between which nobody waits for the device.
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Let no collection come between, and have those that are asked for look at nothing that is there already."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def seconds_in_a_row(step: Step, device: torch.device, num_steps: int, *, num_lead_in_steps: int = 1) -> list[float]:
+    """Return the seconds of each of so many steps after the first ones, between which nobody waits for the device.
 
     That is how training runs: the host launches a step while the device still computes the one before.
     """
+    for _ in range(num_lead_in_steps - 1):
+        step()
     if device.type == "cpu":
         step()
         seconds = []

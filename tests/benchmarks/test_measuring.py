@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Iterator
 
@@ -94,6 +95,26 @@ def test_a_slow_way_over_its_limit_keeps_its_peak_and_is_not_timed() -> None:
     assert slow.ratio is None
     assert slow.error is not None
     assert slow.error.startswith("not timed: its first step took ")
+
+
+def test_short_steps_run_a_few_times_before_they_are_timed_and_nothing_is_collected_meanwhile() -> None:
+    subject = Subject()
+    race = subject.race()
+    collecting: list[bool] = []
+
+    @contextlib.contextmanager
+    def noting() -> Iterator[None]:
+        collecting.append(gc.isenabled())
+        yield
+
+    race.enter("noting", noting)
+    before = subject.num_passes
+    race.run_rounds(2, steps_per_round=4)
+    assert subject.num_passes == before + 2 * 2 * (3 + 4)
+    assert [row.num_timed_steps for row in race.rows()] == [8, 8]
+    assert collecting == [True, False, False]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize(("seconds_left", "num_rounds"), [(-1.0, 3), (3600.0, 5)])

@@ -42,6 +42,8 @@ _LEAST_TRIES, _MOST_FIRST_TRIES = 240, 3_600
 # middle of their bytes.
 _WINDOWS = (1, 2, 4, 8, 16)
 _MOST_AMOUNTS, _FEWEST_STARTS = 8, 3
+# Of what is sent, so many may stay that are made last: those are read first, and back again before the peak.
+_MOST_LEFT_OUT = 2
 # In the second round: at how many peaks, from the best in how many ways, and from how many plans beside each, at most.
 _NUM_PEAKS, _MOST_WAYS, _MOST_NEIGHBOURS = 72, 2, 12
 
@@ -123,7 +125,9 @@ class _Search:
         for start in sorted(chosen | self._of_blocks):
             for way in self._ways_from(start):
                 num_values = len(self._sent_by(way))
-                for count in sorted({-(-num_values * part // num_amounts) for part in range(1, num_amounts + 1)}):
+                counts = {-(-num_values * part // num_amounts) for part in range(1, num_amounts + 1)}
+                counts.update(range(max(num_values - _MOST_LEFT_OUT, 1), num_values))
+                for count in sorted(counts):
                     self._try(way, count)
 
     def send_just_enough(self) -> None:
