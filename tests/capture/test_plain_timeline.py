@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 from tests.engine.plans import profile_of
 from tests.engine.zoo import ZOO, Example
 
 from memfit.capture.other_memory import UNACCOUNTED, unaccounted_memory
 from memfit.capture.timeline import plain_timeline_bytes
-from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
+from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
 
 
 @pytest.mark.parametrize("example", ZOO, ids=str)
@@ -60,23 +59,24 @@ def test_timeline_counts_each_storage_from_its_making_to_its_last_use() -> None:
     ops = (op((0,), (1,)), op((1,), (2,), workspace_bytes=5000), op((2,), (3, 4)), op((2,), ()), op((4,), ()))
     assert plain_timeline_bytes(ops, values) == [1100, 6110, 1011, 1011, 1001]
     # What was measured beyond that is there all the time, for all that is known.
-    cpu = torch.device("cpu")
-    assert unaccounted_memory(ops, values, 6110, cpu) == ()
-    assert unaccounted_memory(ops, values, 6117, cpu) == (RecordedValue(UNACCOUNTED, 7, None, storage=4),)
+    measured = ModelProfile(ops, values, (), 6110, 1.0, "cpu", "f")
+    assert unaccounted_memory(measured) == ()
+    more = dataclasses.replace(measured, peak_bytes=6117)
+    assert unaccounted_memory(more) == (RecordedValue(UNACCOUNTED, 7, None, storage=4),)
 
 
 def test_what_an_allocator_counts_too_much_goes_with_the_buffers() -> None:
     mib = 2**20
-    ops = [op((0,), (1,))]
-    odd_bytes = 5 * mib + 512
-    values = [RecordedValue("x", odd_bytes, None, 0), RecordedValue("::aten.sin#0", odd_bytes, 0, 1)]
-    peak_bytes = 2 * odd_bytes + 600 * 1024
-    on_cpu, on_gpu = (unaccounted_memory(ops, values, peak_bytes, torch.device(kind)) for kind in ("cpu", "cuda"))
-    assert [value.num_bytes for value in on_cpu] == [600 * 1024]
-    # Only what the step itself makes is handed out anew.
-    assert on_gpu == ()
-    beyond = unaccounted_memory(ops, values, peak_bytes + mib, torch.device("cuda"))
-    assert [value.num_bytes for value in beyond] == [600 * 1024 + mib - mib * 6 // 10]
+    odd_bytes = 11 * mib + 512
+    values = (RecordedValue("x", odd_bytes, None, 0), RecordedValue("::aten.sin#0", odd_bytes, 0, 1))
+    host = HostCosts(1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    on_gpu = ModelProfile((op((0,), (1,)),), values, (), odd_bytes + 12 * mib, 1.0, "cuda:0", "f", host=host)
+    # A segment of 12 MiB is handed out whole. What was there before the step is none of its business.
+    assert unaccounted_memory(on_gpu) == ()
+    (more,) = unaccounted_memory(dataclasses.replace(on_gpu, peak_bytes=on_gpu.peak_bytes + mib))
+    assert more.num_bytes == mib
+    (on_cpu,) = unaccounted_memory(dataclasses.replace(on_gpu, device="cpu"))
+    assert on_cpu.num_bytes == mib - 512
 
 
 def test_timeline_of_a_profile_without_saves_is_no_higher() -> None:

@@ -1,54 +1,136 @@
-"""Bytes as CUDA's allocator may count them: a margin for odd sizes, and none for the step that was measured."""
+"""The allocator played with numbers: its rules one by one, and long histories against a plainer player."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from hypothesis import given
+from hypothesis import strategies as st
 
-import pytest
-from tests.planning.test_listening import profile_of
-
-from memfit.graph.model_profile import ModelProfile
-from memfit.planning.allocator import counted_bytes, step_margin_bytes
-from memfit.planning.simulator import judged
-from memfit.planning.step import Step
+from memfit.planning.allocator import LargeBlocks, is_uneven, margin_bytes, segment_bytes
 
 MIB = 2**20
-MARGIN = MIB * 6 // 10
 
 
-@pytest.mark.parametrize("num_bytes", [0, 512, MIB, 5 * MIB, 64 * MIB])
-def test_small_and_even_sizes_are_what_they_are(num_bytes: int) -> None:
-    assert counted_bytes(num_bytes) == num_bytes
+def test_segments_are_shared_below_ten_mib_and_in_steps_of_two_beyond() -> None:
+    assert segment_bytes(MIB + 512) == segment_bytes(10 * MIB - 512) == 20 * MIB
+    assert segment_bytes(10 * MIB) == 10 * MIB
+    assert segment_bytes(10 * MIB + 512) == 12 * MIB
 
 
-@pytest.mark.parametrize("num_bytes", [MIB + 512, 49 * MIB + MIB // 4])
-def test_odd_large_sizes_may_come_with_what_was_left_over(num_bytes: int) -> None:
-    assert counted_bytes(num_bytes) == num_bytes + MARGIN
+def test_what_is_left_of_a_segment_is_cut_off_if_it_is_more_than_one_mib() -> None:
+    blocks = LargeBlocks()
+    blocks.allocate(12 * MIB + 512)
+    assert blocks.allocated_bytes == 12 * MIB + 512
+    blocks.allocate(13 * MIB)
+    assert blocks.allocated_bytes == 12 * MIB + 512 + 14 * MIB
 
 
-def test_a_step_that_makes_odd_large_sizes_has_a_margin_of_its_own() -> None:
-    assert step_margin_bytes([]) == step_margin_bytes([512, MIB + MIB, MIB - 1]) == 2 * MIB
-    assert step_margin_bytes([512, MIB + 512]) == 4 * MIB
-    assert step_margin_bytes([MIB + 512, 2 * MIB, 3 * MIB + 512]) == 6 * MIB
-    assert step_margin_bytes([MIB + 512] * 10) == step_margin_bytes([MIB + 512] * 500) == 22 * MIB
+def test_a_freed_block_is_handed_out_whole_to_what_is_a_little_smaller() -> None:
+    blocks = LargeBlocks()
+    address = blocks.allocate(50 * MIB)
+    blocks.free(address)
+    assert blocks.allocated_bytes == 0
+    assert blocks.allocate(49 * MIB + MIB // 4) == address
+    assert blocks.allocated_bytes == 50 * MIB
 
 
-def with_sizes(profile: ModelProfile, num_bytes: int) -> ModelProfile:
-    values = tuple(replace(value, num_bytes=num_bytes) for value in profile.values)
-    return replace(profile, values=values)
+def test_the_smallest_free_block_that_fits_is_taken() -> None:
+    blocks = LargeBlocks()
+    large, small = blocks.allocate(80 * MIB), blocks.allocate(40 * MIB)
+    blocks.free(large)
+    blocks.free(small)
+    assert blocks.allocate(30 * MIB) == small
+    assert blocks.allocate(11 * MIB) == large
 
 
-def test_only_plans_are_counted_with_the_margin() -> None:
-    size = 3 * MIB + 512
-    profile = replace(with_sizes(profile_of(["a", "b", "c"]), size), peak_bytes=12_345_678)
-    step = Step(profile)
-    assert judged(step, set()).peak_bytes == 12_345_678
-    # While "c" runs: the batch, which was there before, what "a" made, for the replay of "b", what "b" made, and "c".
-    margin = step_margin_bytes([size for value in profile.values if value.op_index is not None])
-    assert judged(step, {2}).peak_bytes == margin + size + 3 * (size + MARGIN)
+def test_free_neighbours_become_one_block() -> None:
+    blocks = LargeBlocks()
+    first, second, third = (blocks.allocate(6 * MIB) for _ in range(3))
+    blocks.free(first)
+    blocks.free(third)
+    blocks.free(second)
+    # All of the shared segment of 20 MiB, with the 2 that were left of it.
+    assert blocks.allocate(20 * MIB) == first
 
 
-def test_a_step_that_never_ran_on_a_device_is_counted_as_it_is() -> None:
-    size = 3 * MIB + 512
-    for profile in (profile_of(["a", "b", "c"], host=None), replace(profile_of(["a", "b", "c"]), device="cpu")):
-        assert judged(Step(with_sizes(profile, size)), {2}).peak_bytes == 4 * size
+def test_a_copy_goes_its_own_way() -> None:
+    blocks = LargeBlocks()
+    address = blocks.allocate(20 * MIB)
+    other = blocks.copy()
+    blocks.free(address)
+    assert (blocks.allocated_bytes, other.allocated_bytes) == (0, 20 * MIB)
+    assert other.allocate(20 * MIB) != address == blocks.allocate(20 * MIB)
+
+
+class PlainPlayer:
+    """The same rules on lists of [bytes, is free], one for each segment."""
+
+    def __init__(self) -> None:
+        self.segments: list[list[list[int]]] = []
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(size for segment in self.segments for size, is_free in segment if not is_free)
+
+    def allocate(self, num_bytes: int) -> list[int]:
+        free = [
+            (block[0], number, place)
+            for number, segment in enumerate(self.segments)
+            for place, block in enumerate(segment)
+            if block[1] and block[0] >= num_bytes
+        ]
+        if not free:
+            self.segments.append([[segment_bytes(num_bytes), 1]])
+            return self.allocate(num_bytes)
+        size, number, place = min(free)
+        block = self.segments[number][place]
+        if size - num_bytes > MIB:
+            self.segments[number].insert(place + 1, [size - num_bytes, 1])
+            block[0] = num_bytes
+        block[1] = 0
+        return block
+
+    def free(self, block: list[int]) -> None:
+        block[1] = 1
+        for segment in self.segments:
+            place = 0
+            while place + 1 < len(segment):
+                if segment[place][1] and segment[place + 1][1]:
+                    segment[place + 1][0] += segment.pop(place)[0]
+                else:
+                    place += 1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(2 * 1024 + 1, 60 * 1024), st.integers(0, 100)), max_size=60))
+def test_long_histories_count_as_a_plainer_player_does(calls: list[tuple[bool, int, int]]) -> None:
+    blocks, plain = LargeBlocks(), PlainPlayer()
+    live: list[tuple[int, list[int]]] = []
+    for is_free, num_units, which in calls:
+        if is_free and live:
+            address, block = live.pop(which % len(live))
+            blocks.free(address)
+            plain.free(block)
+        else:
+            live.append((blocks.allocate(512 * num_units), plain.allocate(512 * num_units)))
+        assert blocks.allocated_bytes == plain.allocated_bytes
+    for address, _ in live:
+        blocks.free(address)
+    assert blocks.allocated_bytes == 0
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 30), st.integers(0, 100)), max_size=60))
+def test_multiples_of_two_mib_count_what_they_take(calls: list[tuple[bool, int, int]]) -> None:
+    blocks = LargeBlocks()
+    live: list[tuple[int, int]] = []
+    for is_free, half_size, which in calls:
+        if is_free and live:
+            blocks.free(live.pop(which % len(live))[0])
+        else:
+            live.append((blocks.allocate(2 * MIB * half_size), 2 * MIB * half_size))
+        assert blocks.allocated_bytes == sum(size for _, size in live)
+
+
+def test_only_large_sizes_that_are_no_multiples_of_two_mib_are_uneven_and_need_a_margin() -> None:
+    assert [is_uneven(size) for size in (512, MIB, MIB + 512, 3 * MIB, 4 * MIB)] == [False, False, True, True, False]
+    assert margin_bytes([]) == margin_bytes([512, 2 * MIB, MIB]) == 2 * MIB
+    assert margin_bytes([MIB + 512, 2 * MIB, 3 * MIB]) == 4 * MIB
+    assert margin_bytes([MIB + 512] * 8) == margin_bytes([MIB + 512] * 500) == 10 * MIB

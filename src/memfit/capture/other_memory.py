@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
-from memfit.capture.timeline import plain_timeline_bytes
-from memfit.graph.model_profile import RecordedOp, RecordedValue
-from memfit.planning.allocator import counted_bytes
+from memfit.graph.model_profile import ModelProfile, RecordedValue
+from memfit.planning.counted_peaks import counted_plain_peak_bytes
+from memfit.planning.step import Step
 
 UNACCOUNTED = "(memory that no op accounts for)"
 
@@ -20,21 +19,14 @@ def other_memory(values: Sequence[RecordedValue], allocated_bytes: int) -> Recor
     return _outside(values, "(other memory on the device)", max(0, allocated_bytes - known_bytes))
 
 
-def unaccounted_memory(
-    ops: Sequence[RecordedOp], values: Sequence[RecordedValue], peak_bytes: int, device: torch.device
-) -> tuple[RecordedValue, ...]:
+def unaccounted_memory(profile: ModelProfile) -> tuple[RecordedValue, ...]:
     """Return, as a value from outside, what the step took at its peak beyond what its ops account for, if anything.
 
     Storages that no op returns, such as the parts of sparse tensors, are seen by the measurement alone. What a GPU's
-    allocator may count too much for a buffer goes with the buffer, and is left to whoever decides about that.
+    allocator counts too much for buffers goes with the buffers.
     """
-    counted = [_as_counted(value) for value in values] if device.type == "cuda" else values
-    unaccounted_bytes = peak_bytes - max(plain_timeline_bytes(ops, counted), default=0)
-    return (_outside(values, UNACCOUNTED, unaccounted_bytes),) if unaccounted_bytes > 0 else ()
-
-
-def _as_counted(value: RecordedValue) -> RecordedValue:
-    return value if value.op_index is None else replace(value, num_bytes=counted_bytes(value.num_bytes))
+    unaccounted_bytes = profile.peak_bytes - counted_plain_peak_bytes(Step(profile))
+    return (_outside(profile.values, UNACCOUNTED, unaccounted_bytes),) if unaccounted_bytes > 0 else ()
 
 
 def _outside(values: Sequence[RecordedValue], name: str, num_bytes: int) -> RecordedValue:

@@ -70,7 +70,6 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         values = values_of(recording, natural)
         if allocated_bytes is not None:
             values += (other_memory(values, allocated_bytes),)
-        values += unaccounted_memory(ops, values, peak_bytes, device)
         profile = ModelProfile(
             ops=ops,
             values=values,
@@ -86,6 +85,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
             link=measured_link(device),
             rested_share=rested,
         )
+        profile = replace(profile, values=profile.values + unaccounted_memory(profile))
         profile = calibrated(profile, step, state)
         recording_all = plan_of_all_that_replays(profile)
         if profile.host is None or not recording_all.regions:

@@ -39,8 +39,7 @@ class CopySchedule:
         self._position_of_op = position_of_op
         self._close_time = step.close_time
         self._sent = [(step.value_op[value], value) for value in sent]
-        # The bytes themselves, without what the allocator may count in addition.
-        self._sizes = [step.profile.values[value].num_bytes for _, value in self._sent]
+        self._sizes = [step.value_bytes[value] for _, value in self._sent]
         self._let_go = numbers_let_go(self._sizes, window_bytes)
         self._schedule_departures()
         self._schedule_arrivals(runs, window_bytes)

@@ -14,6 +14,7 @@ from threading import Lock, RLock
 from typing import NamedTuple, TypeVar
 
 from memfit.graph.model_profile import ModelProfile
+from memfit.planning.counted_peaks import CountedPeaks
 from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
 from memfit.planning.offload_search import with_offloading
 from memfit.planning.search import Exploration, explored, with_least_peak
@@ -27,6 +28,7 @@ _Found = TypeVar("_Found")
 # Beyond this many, the results for selectors and plans that were first asked for longest ago are forgotten.
 _MOST_EXPLORATIONS = 8
 _MOST_SIMULATIONS = 64
+_MOST_PEAKS = 4_096
 
 
 class _OffloadingFrontier(NamedTuple):
@@ -41,10 +43,12 @@ class KnownStep:
 
     def __init__(self, profile: ModelProfile) -> None:
         self.step = Step(profile)
+        self._counted_peaks = CountedPeaks(self.step)
         self._lock = RLock()
         self._explorations: dict[tuple[frozenset[int], frozenset[int]], Exploration] = {}
         self._offloading: dict[tuple[frozenset[int], frozenset[int], int], _OffloadingFrontier] = {}
         self._simulations: dict[tuple[frozenset[int], Offloading], Simulation] = {}
+        self._peaks: dict[Candidate, int] = {}
 
     def exploration(self, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> Exploration:
         """Return what `explored` finds, which looks once for each pair of forced and kept values, and what has been
@@ -97,6 +101,15 @@ class KnownStep:
         """Return what `simulated` says of the plan."""
         key = frozenset(recomputed), offloading
         return self._found(self._simulations, key, lambda: simulated(self.step, *key), _MOST_SIMULATIONS)
+
+    def peak_bytes(self, plan: Candidate) -> int:
+        """Return the peak of a plan as the device's allocator counts it."""
+        return self._found(self._peaks, plan, lambda: self._counted_peaks.peak_bytes(plan), _MOST_PEAKS)
+
+    @property
+    def margin_bytes(self) -> int:
+        """How much more than its buffers take is counted at least for every plan but the plain step."""
+        return self._counted_peaks.margin_bytes
 
     def _found(self, known: dict[_Key, _Found], key: _Key, find: Callable[[], _Found], most: int) -> _Found:
         with self._lock:

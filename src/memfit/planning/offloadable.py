@@ -24,9 +24,7 @@ def most_offloaded_bytes(step: Step, added_seconds: float, host_budget_bytes: in
     # A device that waits for copies gains by that, but never more than it would by resting all the time.
     copying_seconds = (step_seconds + added_seconds) / step.profile.rested_share
     carried = int(link.out_bytes_per_second * copying_seconds)
-    values = may_be_offloaded(step)
-    margins = sum(step.value_bytes[value] - step.profile.values[value].num_bytes for value in values)
-    return min(carried, host_budget_bytes, sum(step.profile.values[value].num_bytes for value in values)) + margins
+    return min(carried, host_budget_bytes, sum(step.value_bytes[value] for value in may_be_offloaded(step)))
 
 
 def may_be_offloaded(step: Step) -> list[int]:

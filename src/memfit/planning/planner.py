@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError
@@ -21,9 +21,8 @@ from memfit.planning.budgets import (
     checked_host_budget,
     host_budget_in_bytes,
 )
-from memfit.planning.forced import forced_values
+from memfit.planning.forced import Forced, forced_values
 from memfit.planning.known_steps import KnownStep, known_step
-from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
 from memfit.planning.offloadable import host_bytes_of, most_offloaded_bytes
 from memfit.planning.search import Exploration
 from memfit.planning.step import Step
@@ -78,20 +77,21 @@ def plan(
     forced = forced_values(step, force_save, force_recompute)
     if strategy is not None:
         wanted = (_values_of_chosen_blocks(step, strategy) | forced.recomputed) - forced.saved
-        return _plan_of(known, _Choice(step.recomputed_of(wanted)), budget_bytes=None)
+        return _plan_of(known, _judged_candidate(known, step.recomputed_of(wanted)), budget_bytes=None)
     assert budget is not None
     budget_bytes = budget_in_bytes(budget, profile)
     host_bytes = host_budget_in_bytes(host_budget, profile)
-    if not forced.recomputed and known.simulation(frozenset()).peak_bytes <= budget_bytes:
-        return _plan_of(known, _Choice(set()), budget_bytes=budget_bytes)
+    plain = _judged_candidate(known, frozenset())
+    if not forced.recomputed and known.peak_bytes(plain) <= budget_bytes:
+        return _plan_of(known, plain, budget_bytes=budget_bytes)
     for explore in (known.exploration, known.exploration_to_the_least_peak):
         exploration = explore(forced=forced.recomputed, kept=forced.saved)
-        entries = known.frontier(forced=forced.recomputed, kept=forced.saved, host_budget_bytes=host_bytes)
-        position = next((i for i, entry in enumerate(entries) if entry.peak_bytes <= budget_bytes), None)
+        entries = _entries(known, forced, host_bytes)
+        position = _first_within(known, entries, budget_bytes)
         if position is not None:
             origin = _Origin(exploration, entries[max(position - 1, 0)], host_bytes)
-            return _plan_of(known, _chosen(entries[position]), budget_bytes=budget_bytes, origin=origin)
-    raise _infeasible(known, exploration, entries[-1], budget_bytes, host_bytes)
+            return _plan_of(known, entries[position], budget_bytes=budget_bytes, origin=origin)
+    raise _infeasible(known, exploration, _smallest(known, entries), budget_bytes, host_bytes)
 
 
 def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudgetLike = 0) -> tuple[FrontierPoint, ...]:
@@ -105,16 +105,15 @@ def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudget
     known = known_step(profile)
     exploration = known.exploration()
     host_bytes = host_budget_in_bytes(host_budget, profile)
-    entries = known.frontier(host_budget_bytes=host_bytes)
-    high, low = entries[0].peak_bytes, entries[-1].peak_bytes
+    entries = _entries(known, Forced(set(), set()), host_bytes)
+    high, low = known.peak_bytes(entries[0]), known.peak_bytes(_smallest(known, entries))
     budgets = [high - (high - low) * k // max(num_points - 1, 1) for k in range(num_points)]
-    positions = sorted({next(i for i, entry in enumerate(entries) if entry.peak_bytes <= bound) for bound in budgets})
+    positions = {_first_within(known, entries, bound) for bound in budgets}
     chosen = []
-    for position in positions:
-        entry = entries[position]
+    for position in sorted(position for position in positions if position is not None):
         origin = _Origin(exploration, entries[max(position - 1, 0)], host_bytes)
-        made = _plan_of(known, _chosen(entry), budget_bytes=None, origin=origin)
-        chosen.append(FrontierPoint(entry.peak_bytes, made.predicted_overhead, made))
+        made = _plan_of(known, entries[position], budget_bytes=None, origin=origin)
+        chosen.append(FrontierPoint(made.predicted_peak_bytes, made.predicted_overhead, made))
     return tuple(chosen)
 
 
@@ -123,7 +122,7 @@ def plan_of_all_that_replays(profile: ModelProfile) -> Plan:
     known = known_step(profile)
     step = known.step
     wanted = set(step.plannable) - BlockValues(step).leaving()
-    return _plan_of(known, _Choice(step.recomputed_of(wanted)), budget_bytes=None)
+    return _plan_of(known, _judged_candidate(known, step.recomputed_of(wanted)), budget_bytes=None)
 
 
 def plan_of_what_leaves_blocks(profile: ModelProfile) -> Plan:
@@ -138,14 +137,42 @@ def plan_of_what_leaves_blocks(profile: ModelProfile) -> Plan:
         ]:
             wanted.update(before)
             op = profile.ops[step.value_op[before[0]]]
-    return _plan_of(known, _Choice(step.recomputed_of(wanted)), budget_bytes=None)
+    return _plan_of(known, _judged_candidate(known, step.recomputed_of(wanted)), budget_bytes=None)
 
 
-class _Choice(NamedTuple):
-    """What a plan does not save."""
+def _judged_candidate(known: KnownStep, recomputed: Set[int]) -> Candidate:
+    simulation = known.simulation(recomputed)
+    seconds = simulation.recompute_seconds, simulation.added_seconds
+    return Candidate(frozenset(recomputed), simulation.peak_bytes, *seconds)
 
-    recomputed: Set[int]
-    offloading: Offloading = NOTHING_OFFLOADED
+
+def _entries(known: KnownStep, forced: Forced, host_bytes: int) -> tuple[Candidate, ...]:
+    """Return the plans to choose from, fastest first, each with smaller buffers than the one before.
+
+    Where plans are counted with a margin, the plain step, which is not, may be the smallest after all.
+    """
+    entries = known.frontier(forced=forced.recomputed, kept=forced.saved, host_budget_bytes=host_bytes)
+    plain = _judged_candidate(known, frozenset())
+    is_left_out = known.margin_bytes > 0 and not forced.recomputed and entries[0].peak_bytes < plain.peak_bytes
+    return (plain, *entries) if is_left_out else entries
+
+
+def _first_within(known: KnownStep, entries: Sequence[Candidate], budget_bytes: int) -> int | None:
+    """Return the place of the first, and so fastest, plan whose peak is within the budget, as it is counted."""
+    # It is never counted as less than its buffers take.
+    possible = (i for i, entry in enumerate(entries) if entry.peak_bytes <= budget_bytes)
+    return next((i for i in possible if known.peak_bytes(entries[i]) <= budget_bytes), None)
+
+
+def _smallest(known: KnownStep, entries: Sequence[Candidate]) -> Candidate:
+    """Return the plan of the smallest peak, as it is counted; of equal ones the fastest."""
+    smallest = entries[-1]
+    for entry in reversed(entries):
+        if entry.peak_bytes > known.peak_bytes(smallest):
+            break
+        if known.peak_bytes(entry) <= known.peak_bytes(smallest):
+            smallest = entry
+    return smallest
 
 
 class _Origin(NamedTuple):
@@ -156,21 +183,19 @@ class _Origin(NamedTuple):
     host_budget_bytes: int
 
 
-def _chosen(candidate: Candidate) -> _Choice:
-    return _Choice(candidate.recomputed, candidate.offloading)
-
-
-def _gap_seconds(known: KnownStep, choice: _Choice, budget_bytes: int | None, origin: _Origin) -> float:
+def _gap_seconds(known: KnownStep, choice: Candidate, budget_bytes: int | None, origin: _Origin) -> float:
     """Return how much faster than the chosen plan another could be at most."""
     step, exploration = known.step, origin.exploration
-    simulation = known.simulation(*choice)
+    simulation = known.simulation(choice.recomputed, choice.offloading)
     if not choice.recomputed and not choice.offloading.values:
         return 0.0
-    bound_bytes = budget_bytes if budget_bytes is not None else simulation.peak_bytes
+    # Whatever is counted within that takes no more than this.
+    bound_bytes = (known.peak_bytes(choice) if budget_bytes is None else budget_bytes) - known.margin_bytes
     if origin.host_budget_bytes:
         bound_bytes += most_offloaded_bytes(step, simulation.added_seconds, origin.host_budget_bytes)
     elif exploration.is_exact:
-        return 0.0
+        fastest = next(entry for entry in exploration.frontier if entry.peak_bytes <= bound_bytes)
+        return max(simulation.added_seconds - fastest.added_seconds, 0.0)
     gap_seconds = simulation.added_seconds
     least = exploration.proofs.seconds(bound_bytes)
     if gap_seconds - step.time.at_least(least) > _SMALL_GAP * step.profile.step_seconds:
@@ -181,11 +206,11 @@ def _gap_seconds(known: KnownStep, choice: _Choice, budget_bytes: int | None, or
     return max(gap_seconds - step.time.at_least(least), 0.0)
 
 
-def _plan_of(known: KnownStep, choice: _Choice, *, budget_bytes: int | None, origin: _Origin | None = None) -> Plan:
+def _plan_of(known: KnownStep, choice: Candidate, *, budget_bytes: int | None, origin: _Origin | None = None) -> Plan:
     """Return the plan for a choice."""
     step = known.step
     profile = step.profile
-    simulation = known.simulation(*choice)
+    simulation = known.simulation(choice.recomputed, choice.offloading)
     gap_seconds = simulation.added_seconds if origin is None else _gap_seconds(known, choice, budget_bytes, origin)
     decision_of = dict.fromkeys(choice.recomputed, Decision.RECOMPUTE)
     decision_of |= dict.fromkeys(choice.offloading.values, Decision.OFFLOAD)
@@ -197,7 +222,7 @@ def _plan_of(known: KnownStep, choice: _Choice, *, budget_bytes: int | None, ori
         watched=listening.watched,
         recompute_flops=simulation.recompute_flops,
         fingerprint=profile.fingerprint,
-        predicted_peak_bytes=simulation.peak_bytes,
+        predicted_peak_bytes=known.peak_bytes(choice),
         predicted_overhead=simulation.added_seconds / step_seconds,
         optimality_gap=gap_seconds / step_seconds,
         budget_bytes=budget_bytes,
@@ -210,7 +235,7 @@ def _plan_of(known: KnownStep, choice: _Choice, *, budget_bytes: int | None, ori
 def _infeasible(
     known: KnownStep, exploration: Exploration, smallest: Candidate, budget_bytes: int, host_budget_bytes: int
 ) -> InfeasibleBudgetError:
-    least_bytes = exploration.proofs.least_peak_bytes
+    least_bytes, smallest_bytes = exploration.proofs.least_peak_bytes, known.peak_bytes(smallest)
     step, simulation = known.step, known.simulation(smallest.recomputed, smallest.offloading)
     op = step.profile.ops[simulation.peak_op_index] if step.num_ops else None
     where = "an empty step"
@@ -219,7 +244,7 @@ def _infeasible(
     holders = ", ".join(
         f"{live.module or f'({_ROOT_IN_WORDS})'} {format_bytes(live.num_bytes)}" for live in simulation.live_at_peak[:5]
     )
-    is_least = least_bytes >= smallest.peak_bytes
+    is_least = least_bytes >= smallest_bytes
     proven = "no plan can have less" if is_least else f"no plan can have less than {least_bytes}"
     way_out = "make the batch or the model smaller"
     if host_budget_bytes:
@@ -229,9 +254,9 @@ def _infeasible(
         way_out = f'let values go to the host with host_budget="auto", or {way_out}'
     return InfeasibleBudgetError(
         f"no plan keeps this step within {format_bytes(budget_bytes)} ({budget_bytes} bytes). The smallest peak found "
-        f"is {smallest.peak_bytes} bytes ({format_bytes(smallest.peak_bytes)}; {proven}), at {where}, where these are "
-        f"live: {holders}. Give at least budget={smallest.peak_bytes}, or {way_out}",
-        minimum_bytes=smallest.peak_bytes,
+        f"is {smallest_bytes} bytes ({format_bytes(smallest_bytes)}; {proven}), at {where}, where these are "
+        f"live: {holders}. Give at least budget={smallest_bytes}, or {way_out}",
+        minimum_bytes=smallest_bytes,
     )
 
 

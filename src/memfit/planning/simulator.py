@@ -19,7 +19,7 @@ and end.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -31,6 +31,7 @@ from memfit.planning.copy_schedule import CopySchedule, Runs
 from memfit.planning.link_time import NO_WAITING, Waiting
 from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
 from memfit.planning.step import NEVER, Bytes, Step
+from memfit.planning.traffic import Buffer, Traffic
 
 
 class Judgement(NamedTuple):
@@ -103,6 +104,11 @@ def simulated(step: Step, recomputed: Set[int], offloading: Offloading = NOTHING
     )
 
 
+def traffic_of(step: Step, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> Traffic:
+    """Return all that the step allocates; ``recomputed`` is as `Step.recomputed_of` returns it."""
+    return _Walk(step, recomputed, offloading).traffic()
+
+
 def peak_op_index(step: Step, recomputed: Set[int]) -> int:
     """Return the op at which, or just before which, most is live; ``recomputed`` is as for `simulated`."""
     walk = _Walk(step, recomputed)
@@ -149,9 +155,6 @@ class _Walk:
 
     @property
     def peak_bytes(self) -> int:
-        # The plain step was measured, with whatever its allocator made of it.
-        if not self._dropped and self._step.counts_with_margin:
-            return self._step.profile.peak_bytes
         return int(self.memory_bytes.max(initial=self._step.resident_bytes))
 
     @cached_property
@@ -346,6 +349,24 @@ class _Walk:
         of_runs: Bytes = workspaces[self._run_recipes]
         return of_runs
 
+    def traffic(self) -> Traffic:
+        """Return the buffers and workspaces of the step, at their positions."""
+        step = self._step
+        buffers = [Buffer(step.storage_bytes[storage], *lifetime) for storage, lifetime in self._storages_made()]
+        buffers += [Buffer(step.value_bytes[value], first, last) for value, first, last in self._buffers]
+        workspaces = np.zeros(step.num_ops + len(self._run_recipes), dtype=np.int64)
+        workspaces[self.position_of_op] = step.workspace_bytes
+        if self._run_recipes:
+            workspaces[self._run_positions] = self._workspaces_of_runs()
+        return Traffic(buffers, workspaces.tolist())
+
+    def _storages_made(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield each storage that the step makes, with the first and the last position at which it lives."""
+        for storage, start in enumerate(self._step.storage_start):
+            if 0 <= start < NEVER:
+                end = self._position_of[self._step.plain_end_of_storage[storage]]
+                yield storage, (self._position_of[start], self._end_of_storage.get(storage, end))
+
     def live_at(self, position: int) -> tuple[LiveBytes, ...]:
         """Return what is live there by the module that made it, the largest first."""
         step = self._step
@@ -356,11 +377,9 @@ class _Walk:
             name = op.module if op.module is not None else _NAMES_OUTSIDE[op.phase]
             by_module[name] = by_module.get(name, 0) + num_bytes
 
-        for storage, start in enumerate(step.storage_start):
-            if 0 <= start < NEVER and self._position_of[start] <= position:
-                end = self._end_of_storage.get(storage, self._position_of[step.plain_end_of_storage[storage]])
-                if position <= end:
-                    add(start, step.storage_bytes[storage])
+        for storage, (first, last) in self._storages_made():
+            if first <= position <= last:
+                add(step.storage_start[storage], step.storage_bytes[storage])
         for value, first, last in self._buffers:
             if first <= position <= last:
                 made_at = step.value_op[value]

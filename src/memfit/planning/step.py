@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from memfit.graph.model_profile import ModelProfile, Phase, Replay, Save
-from memfit.planning.allocator import counted_bytes, step_margin_bytes
 from memfit.planning.regions import Listeners
 from memfit.planning.step_time import StepTime
 
@@ -25,7 +24,7 @@ class Step:
     Times are op indices. ``read_rank_of_value`` is the place of a value's first read among all reads of the step, which
     happen in the order of the ops they precede; ``read_times`` turns a rank back into an op index.
     ``natural_end_of_storage`` is until when a storage lives under every plan.
-    Bytes are as the device's allocator may count them, ``counts_with_margin`` says that this is more than they are.
+    ``has_met_allocator`` says that the step ran on a device whose allocator counts more than these bytes.
     ``content_end_of_value`` is the last op during which the value is what its storage holds and the engine still
     listens.
     """
@@ -38,14 +37,8 @@ class Step:
         self.op_outputs = [tuple(output for output in op.outputs if output is not None) for op in ops]
         self.op_seconds = [op.seconds for op in ops]
         self.workspace_bytes: Bytes = np.array([op.workspace_bytes for op in ops], dtype=np.int64)
-        # Only a step that ran on a device has met its allocator.
-        self.counts_with_margin = profile.device.startswith("cuda") and profile.host is not None
-        self.value_bytes = [
-            counted_bytes(value.num_bytes)
-            if self.counts_with_margin and value.op_index is not None
-            else value.num_bytes
-            for value in values
-        ]
+        self.has_met_allocator = profile.device.startswith("cuda") and profile.host is not None
+        self.value_bytes = [value.num_bytes for value in values]
         self.value_op = [-1 if value.op_index is None else value.op_index for value in values]
         self.value_storage = [value.storage for value in values]
         # What the loss saves is kept by autograd, whatever a plan says: the engine listens inside the model only.
@@ -88,9 +81,6 @@ class Step:
         self.resident_bytes = sum(
             num_bytes for num_bytes, start in zip(self.storage_bytes, self.storage_start, strict=True) if start < 0
         )
-        if self.counts_with_margin:
-            made = (value.num_bytes for value in self.profile.values if value.op_index is not None)
-            self.resident_bytes += step_margin_bytes(made)
 
     def _index_plain_step(self) -> None:
         """Note what comes and goes with each op when every value is saved; what outlives the step goes behind it."""

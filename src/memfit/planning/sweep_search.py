@@ -62,7 +62,7 @@ class Sweeps:
             return []
         if not self.is_possible or len(self._timeline.droppable) > _MOST_VALUES_OF_ALL:
             return None
-        if step.time.launches_may_matter or step.counts_with_margin:
+        if step.time.launches_may_matter:
             return None
         plain = judged(step, frozenset())
         result = swept(self._timeline, plain.peak_bytes, by_seconds=True, most_rows=_ROWS_OF_ALL)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.layers.strategies import AttentionOnly, EveryNthLayer, FfnOnly, Full, LayerStrategy, SqrtLayers
+from memfit.layers.strategies import (
+    AttentionOnly,
+    EveryNthLayer,
+    FfnOnly,
+    Full,
+    LayerStrategy,
+    NoCheckpointing,
+    SqrtLayers,
+)
 from memfit.planning.planner import plan
-from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
 from memfit.report.page_data import Mark
 from memfit.report.plan_effect import recomputed_values
@@ -24,13 +31,12 @@ _STRATEGIES: dict[str, LayerStrategy] = {
 def strategy_marks(profile: ModelProfile) -> tuple[Mark, ...]:
     """Return a mark for each layer strategy that changes something, and one for saving everything."""
     step = Step(profile)
-    marks = [Mark("save everything", simulated(step, set()).peak_bytes, 0.0)]
+    marks = [Mark("save everything", plan(profile, strategy=NoCheckpointing()).predicted_peak_bytes, 0.0)]
     seen: set[frozenset[int]] = {frozenset()}
     for label, strategy in _STRATEGIES.items() if profile.blocks else ():
-        recomputed = recomputed_values(step, plan(profile, strategy=strategy))
+        chosen = plan(profile, strategy=strategy)
+        recomputed = recomputed_values(step, chosen)
         if recomputed not in seen:
             seen.add(recomputed)
-            simulation = simulated(step, recomputed)
-            overhead = simulation.added_seconds / profile.step_seconds if profile.step_seconds else 0.0
-            marks.append(Mark(label, simulation.peak_bytes, overhead))
+            marks.append(Mark(label, chosen.predicted_peak_bytes, chosen.predicted_overhead))
     return tuple(marks)
