@@ -133,4 +133,4 @@ def test_only_large_sizes_that_are_no_multiples_of_two_mib_are_uneven_and_need_a
     assert [is_uneven(size) for size in (512, MIB, MIB + 512, 3 * MIB, 4 * MIB)] == [False, False, True, True, False]
     assert margin_bytes([]) == margin_bytes([512, 2 * MIB, MIB]) == 2 * MIB
     assert margin_bytes([MIB + 512, 2 * MIB, 3 * MIB]) == 4 * MIB
-    assert margin_bytes([MIB + 512] * 8) == margin_bytes([MIB + 512] * 500) == 10 * MIB
+    assert margin_bytes([MIB + 512] * 6) == margin_bytes([MIB + 512] * 500) == 8 * MIB
