@@ -11,7 +11,8 @@ import pytest
 import torch
 from frontier_compiled import time_limit
 from frontier_models import SUBJECTS
-from measuring import Race, TimeLimitError, compare, measure
+from gradients import compare
+from measuring import Race, TimeLimitError, measure
 from peers import transformers_switch
 from torch import Tensor, nn
 

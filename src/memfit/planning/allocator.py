@@ -11,7 +11,8 @@ Played through, the peaks of 62 plans of four models were never more than 2 MiB 
 were what it tells to the byte (docs/performance.md).
 
 These are the rules of torch 2.11 to 2.13 (c10/cuda/CUDACachingAllocator.cpp) as they are unless told otherwise, for one
-stream: no expandable segments, no rounding to parts of powers of two, no largest block to split.
+stream: no rounding to parts of powers of two, no largest block to split. With expandable segments all blocks are cut to
+the byte, and there is nothing to play.
 """
 
 from __future__ import annotations

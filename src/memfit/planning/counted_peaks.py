@@ -4,6 +4,9 @@ Searches go by the bytes that buffers take. A GPU's allocator counts a little mo
 a step can tell, so that this is looked at for the few plans that a budget chooses between. It depends on the past, too:
 a plan is tried on an allocator that nothing has used before, as where a job begins with a plan from a file, and on one
 that the plain step has used, as after profiling; the larger peak counts, and a margin.
+
+An allocator can be told to cut all blocks to the byte (``expandable_segments:True``). The measured peak of the plain
+step tells which of the two it does.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from memfit.planning.step import Step
 from memfit.planning.trade_off import Candidate
 from memfit.planning.traffic import Allocations, Traffic
 
+# Where less than this is left over in the plain step, it tells nothing about the allocator.
+_CLEAR_BYTES = 8 * 2**20
 # After so many steps the same blocks come back to the same buffers.
 _NUM_STEPS = 2
 
@@ -47,7 +52,7 @@ class CountedPeaks:
 
     @cached_property
     def _may_count_more(self) -> bool:
-        return any(map(is_uneven, self._sizes_made))
+        return any(map(is_uneven, self._sizes_made)) and not _cuts_to_the_byte(self._step)
 
     @cached_property
     def _sizes_made(self) -> list[int]:
@@ -63,8 +68,19 @@ class CountedPeaks:
 
 def counted_plain_peak_bytes(step: Step) -> int:
     """Return what the allocator counts at the peak of the plain step, by the same rules, without a margin."""
-    if not step.has_met_allocator:
+    if not step.has_met_allocator or _cuts_to_the_byte(step):
         return judged(step, frozenset()).peak_bytes
+    return _played_plain_peak_bytes(step)
+
+
+def _cuts_to_the_byte(step: Step) -> bool:
+    """Return whether the measured peak of the plain step is nearer to its buffers than to what the rules make of it."""
+    taken_bytes = judged(step, frozenset()).peak_bytes
+    left_over_bytes = _played_plain_peak_bytes(step) - taken_bytes
+    return left_over_bytes > _CLEAR_BYTES and step.profile.peak_bytes - taken_bytes < left_over_bytes / 2
+
+
+def _played_plain_peak_bytes(step: Step) -> int:
     return step.resident_bytes + _most(traffic_of(step, frozenset()), Allocations())
 
 

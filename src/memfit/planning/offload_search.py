@@ -113,6 +113,7 @@ class _Search:
         self._starts = sorted([*spread, *of_blocks], key=lambda start: -start.peak_bytes)
         self._of_blocks = {self._starts.index(start) for start in of_blocks}
         self._held_by_start: dict[int, list[int]] = {}
+        self._ways_by_start: dict[int, list[_Way]] = {}
         self._sent: dict[_Way, list[int]] = {}
         self._judged: dict[tuple[int, Offloading], Candidate] = {}
 
@@ -174,6 +175,11 @@ class _Search:
             yield from likely
 
     def _ways_from(self, start: int) -> list[_Way]:
+        if start not in self._ways_by_start:
+            self._ways_by_start[start] = self._found_ways_from(start)
+        return self._ways_by_start[start]
+
+    def _found_ways_from(self, start: int) -> list[_Way]:
         sizes = sorted(self._step.profile.values[value].num_bytes for value in self._large(start))
         if not sizes:
             return []

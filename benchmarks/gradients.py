@@ -1,0 +1,39 @@
+"""How far the gradients of two steps are apart, and kernels that let that be told."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+def compare(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
+    """Return 0.0 where all bits agree, else the largest difference of a tensor relative to its largest number."""
+    errors = [0.0]
+    for ours, theirs in zip(gradients, reference, strict=True):
+        expected = theirs.to(ours.device)
+        if not torch.equal(ours, expected):
+            error = float((ours.float() - expected.float()).abs().max() / expected.float().abs().max())
+            # A NaN is as far as can be; max() would pass it over.
+            errors.append(error if error == error else float("inf"))
+    return max(errors)
+
+
+@contextmanager
+def sums_in_a_fixed_order() -> Iterator[None]:
+    """Let torch choose kernels whose sums do not depend on who comes first, where it has any."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills_memory = torch.utils.deterministic.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # That finds reads of memory that nobody wrote, which is another matter.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.utils.deterministic.fill_uninitialized_memory = fills_memory
