@@ -159,8 +159,8 @@ def _entries(known: KnownStep, forced: Forced, host_bytes: int) -> tuple[Candida
 
 def _first_within(known: KnownStep, entries: Sequence[Candidate], budget_bytes: int) -> int | None:
     """Return the place of the first, and so fastest, plan whose peak is within the budget, as it is counted."""
-    # It is never counted as less than its buffers take.
-    possible = (i for i, entry in enumerate(entries) if entry.peak_bytes <= budget_bytes)
+    # Nothing is counted as less than its buffers take, but for the plain step, which is counted as it was measured.
+    possible = (i for i, entry in enumerate(entries) if entry.peak_bytes <= budget_bytes or i == 0)
     return next((i for i in possible if known.peak_bytes(entries[i]) <= budget_bytes), None)
 
 
