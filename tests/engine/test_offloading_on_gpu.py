@@ -59,8 +59,15 @@ def built(**options: float) -> tuple[Stack, Tensor]:
     return Stack(**options).cuda(), torch.randn(BATCH, LENGTH, WIDTH, device="cuda")  # type: ignore[arg-type]
 
 
-def offloading_all(model: nn.Module, x: Tensor, window_bytes: int) -> memfit.Plan:
-    return plan_with(memfit.profile(model, x), lambda _: Decision.OFFLOAD, window_bytes)
+# Profiling takes seconds, and the models of most tests are the same.
+PROFILES: dict[tuple[int, float], memfit.ModelProfile] = {}
+
+
+def offloading_all(model: Stack, x: Tensor, window_bytes: int) -> memfit.Plan:
+    kind = len(model), model[0].dropout.p
+    if kind not in PROFILES:
+        PROFILES[kind] = memfit.profile(model, x)
+    return plan_with(PROFILES[kind], lambda _: Decision.OFFLOAD, window_bytes)
 
 
 def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
