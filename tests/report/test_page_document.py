@@ -151,6 +151,16 @@ def test_timeline_peak_and_fates_agree_with_the_simulator(profile: ModelProfile,
     json.dumps(document, allow_nan=False)
 
 
+def test_what_the_allocator_counts_beyond_the_buffers_is_live_at_the_peak_too() -> None:
+    profile = two_blocks()
+    point = point_recomputing(profile, set())
+    counted = replace(point, peak_bytes=point.peak_bytes + 10**6)
+    (plain,) = page_document(ReportData(profile, [point]))["points"]
+    (entry,) = page_document(ReportData(profile, [counted]))["points"]
+    assert entry["live_at_peak"] == [["(more that the allocator counts)", 10**6], *plain["live_at_peak"]]
+    assert entry["num_live_modules"] == plain["num_live_modules"] + 1
+
+
 def test_long_steps_are_drawn_in_at_most_600_points_and_keep_their_peak() -> None:
     profile = chain(num_layers=1000)
     point = point_recomputing(profile, set())

@@ -154,6 +154,14 @@ def test_the_figures_have_room_beside_one_another(tab: Tab, tmp_path: Path, widt
     assert tab.evaluate("document.documentElement.scrollWidth") == width
 
 
+def test_the_plain_step_peaks_where_it_was_measured_to(tab: Tab, tmp_path: Path) -> None:
+    profile = replace(gpt(num_blocks=2), peak_bytes=3 * 2**40)
+    path = tmp_path / "page.html"
+    write_page(path, ReportData(profile, frontier(profile, points=3)))
+    tab.open(path.as_uri())
+    assert tab.evaluate("document.getElementById('subtitle').textContent").endswith("and peaks at 3.00 TiB.")
+
+
 def test_where_no_plan_offloads_there_is_no_figure_for_it(tab: Tab, address: str) -> None:
     tab.open(address)
     assert tab.evaluate("document.getElementById('recomputed').offsetParent !== null")

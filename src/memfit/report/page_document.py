@@ -11,7 +11,7 @@ import numpy as np
 from memfit.errors import InvalidParameterError
 from memfit.graph.names import is_within, parse_value_name
 from memfit.graph.plan import FrontierPoint
-from memfit.planning.simulator import simulated
+from memfit.planning.simulator import LiveBytes, simulated
 from memfit.planning.step import Bytes, Step
 from memfit.report.page_data import ReportData
 from memfit.report.plan_effect import bytes_by_block, plan_effect
@@ -160,7 +160,10 @@ def _downsampled(timeline_bytes: Bytes, first_ops: list[int]) -> list[int]:
 def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_ops: list[int]) -> dict[str, Any]:
     effect = plan_effect(step, point.plan)
     simulation = effect.simulation
-    live = simulation.live_at_peak
+    live = list(simulation.live_at_peak)
+    if point.peak_bytes > simulation.peak_bytes:
+        live.append(LiveBytes("(more that the allocator counts)", point.peak_bytes - simulation.peak_bytes))
+        live.sort(key=lambda entry: -entry.num_bytes)
     ops = step.profile.ops
     return {
         "peak_bytes": point.peak_bytes,

@@ -1,8 +1,13 @@
 // Puts the page together, and draws it anew when another budget is chosen. `#point=3` in the address opens on a plan.
 
+// What was measured, which a GPU's allocator may count as more than the timeline has; a profile made by hand has none.
+function plainPeak(report) {
+  return report.profile.peak_bytes || Math.max(...report.timeline.plain_bytes, 0);
+}
+
 function writeHead(report) {
   const { device, step_seconds: seconds } = report.profile;
-  const plain = Math.max(...report.timeline.plain_bytes, 0);
+  const plain = plainPeak(report);
   byId("subtitle").textContent = `Saving everything, one step on ${device} takes ${secondsText(seconds)} and peaks at ${bytesText(plain)}.`;
   byId("budget-least").textContent = bytesText(report.points[0].peak_bytes);
   byId("budget-most").textContent = bytesText(report.points[report.points.length - 1].peak_bytes);
@@ -26,7 +31,7 @@ function writeFacts(report) {
 }
 
 function writeFigures(report, point, totals) {
-  const plain = Math.max(...report.timeline.plain_bytes, 0);
+  const plain = plainPeak(report);
   const less = plain ? 1 - point.peak_bytes / plain : 0;
   const figures = { peak: bytesText(point.peak_bytes), "less-memory": shareText(-less), slower: slowerText(point.overhead), recomputed: bytesText(totals.recomputed), offloaded: bytesText(totals.offloaded) };
   for (const [id, text] of Object.entries(figures)) byId(id).textContent = text;
