@@ -79,13 +79,15 @@ def test_the_plain_step_is_counted_as_measured_and_plans_by_the_rules_with_a_mar
 
 
 def test_where_the_plain_step_took_what_its_buffers_take_blocks_are_cut_to_the_byte() -> None:
-    size = 13 * MIB
-    profile = with_sizes(profile_of([f"{k}" for k in range(9)]), size)
-    cut, whole = (Step(replace(profile, peak_bytes=10 * size + past)) for past in (4 * MIB, 5 * MIB))
-    assert [counted_plain_peak_bytes(step) for step in (cut, whole)] == [10 * size, 10 * size + 9 * MIB]
-    dropping = candidate(cut, {2, 4})
-    assert CountedPeaks(cut).peak_bytes(dropping) == dropping.peak_bytes + margin_bytes([size] * 9)
-    assert CountedPeaks(whole).peak_bytes(dropping) >= dropping.peak_bytes + 7 * MIB + margin_bytes([size] * 9)
+    size, num_layers = 13 * MIB, 40
+    profile = with_sizes(profile_of([f"{k}" for k in range(num_layers)]), size)
+    taken, played = (num_layers + 1) * size, (num_layers + 1) * size + num_layers * MIB
+    for past, counted in ((-6, played), (-5, taken), (0, taken), (5, taken), (6, played), (num_layers, played)):
+        assert counted_plain_peak_bytes(Step(replace(profile, peak_bytes=taken + past * MIB))) == counted
+    cut, whole = (Step(replace(profile, peak_bytes=peak_bytes)) for peak_bytes in (taken, played))
+    dropping, margin = candidate(cut, {2, 4}), margin_bytes([size] * num_layers)
+    assert CountedPeaks(cut).peak_bytes(dropping) == dropping.peak_bytes + margin
+    assert CountedPeaks(whole).peak_bytes(dropping) >= dropping.peak_bytes + (num_layers - 2) * MIB + margin
     # What is left over of three is too little to tell.
     short = with_sizes(profile_of(["a", "b", "c"]), size)
     assert counted_plain_peak_bytes(Step(replace(short, peak_bytes=4 * size))) == 4 * size + 3 * MIB

@@ -19,8 +19,9 @@ from memfit.planning.step import Step
 from memfit.planning.trade_off import Candidate
 from memfit.planning.traffic import Allocations, Traffic
 
-# Where less than this is left over in the plain step, it tells nothing about the allocator.
-_CLEAR_BYTES = 8 * 2**20
+# The plain step tells that nothing is left over only where that would be so much, and the measured peak is so near to
+# what its buffers take, as a share of it: to count too much is safe, to count too little is not.
+_LEAST_TELLING_BYTES, _NEAR = 32 * 2**20, 1 / 8
 # After so many steps the same blocks come back to the same buffers.
 _NUM_STEPS = 2
 
@@ -74,10 +75,11 @@ def counted_plain_peak_bytes(step: Step) -> int:
 
 
 def _cuts_to_the_byte(step: Step) -> bool:
-    """Return whether the measured peak of the plain step is nearer to its buffers than to what the rules make of it."""
+    """Return whether the plain step clearly peaked at what its buffers take, not at what the rules make of it."""
     taken_bytes = judged(step, frozenset()).peak_bytes
     left_over_bytes = _played_plain_peak_bytes(step) - taken_bytes
-    return left_over_bytes > _CLEAR_BYTES and step.profile.peak_bytes - taken_bytes < left_over_bytes / 2
+    is_near = abs(step.profile.peak_bytes - taken_bytes) <= left_over_bytes * _NEAR
+    return left_over_bytes >= _LEAST_TELLING_BYTES and is_near
 
 
 def _played_plain_peak_bytes(step: Step) -> int:
