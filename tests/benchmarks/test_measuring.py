@@ -98,7 +98,11 @@ def test_a_slow_way_over_its_limit_keeps_its_peak_and_is_not_timed() -> None:
     assert slow.error.startswith("not timed: its first step took ")
 
 
-def test_short_steps_run_a_few_times_before_they_are_timed_and_nothing_is_collected_meanwhile() -> None:
+@pytest.mark.parametrize(("lead_in_seconds", "num_lead_in_steps"), [(0.0, 1), (3600.0, 3)])
+def test_short_steps_run_a_few_times_before_they_are_timed_and_nothing_is_collected_meanwhile(
+    lead_in_seconds: float, num_lead_in_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("measuring._LEAD_IN_SECONDS", lead_in_seconds)
     subject = Subject()
     race = subject.race()
     collecting: list[bool] = []
@@ -111,7 +115,7 @@ def test_short_steps_run_a_few_times_before_they_are_timed_and_nothing_is_collec
     race.enter("noting", noting)
     before = subject.num_passes
     race.run_rounds(2, steps_per_round=4)
-    assert subject.num_passes == before + 2 * 2 * (3 + 4)
+    assert subject.num_passes == before + 2 * 2 * (num_lead_in_steps + 4)
     assert [row.num_timed_steps for row in race.rows()] == [8, 8]
     assert collecting == [True, False, False]
     assert gc.isenabled()

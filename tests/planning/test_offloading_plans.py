@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planning.drawn_profiles import drawn_profiles
 from tests.planning.model_families import gpt, llama, resnet
+from tests.planning.step_builder import StepBuilder
 
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError
 from memfit.graph.model_profile import HostCosts, Link, ModelProfile
@@ -23,7 +24,7 @@ from memfit.planning.planner import frontier, plan
 from memfit.planning.simulator import judged, simulate
 from memfit.planning.step import Step
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 LINK = Link(out_bytes_per_second=50e9, back_bytes_per_second=50e9, seconds_per_copy=1e-5, host_free_bytes=64 * GIB)
 FAMILIES = {"gpt": lambda: gpt(num_blocks=8), "llama": lambda: llama(num_blocks=4), "resnet": resnet}
 
@@ -43,6 +44,22 @@ def sets_of(profile: ModelProfile, made: Plan) -> tuple[set[int], Offloading]:
     recomputed = {index for index, decision in enumerate(decisions) if decision is Decision.RECOMPUTE}
     sent = frozenset(index for index, decision in enumerate(decisions) if decision is Decision.OFFLOAD)
     return recomputed, Offloading(sent, made.window_bytes)
+
+
+def test_the_smallest_plan_keeps_what_is_made_last_and_read_first() -> None:
+    b = StepBuilder()
+    x = b.batch(4 * MIB)
+    for number in range(12):
+        path = b.block(f"blocks.{number}")
+        x, _ = b.op(path, "attention", [x], [4 * MIB, MIB // 4], saves_outputs=[0, 1], flops=10**12)
+        (x,) = b.op(path, "gelu", [x], 4 * MIB, saves=[x])
+    (logits,) = b.op("head", "mm", [x], 256 * MIB, saves=[x], flops=10**12)
+    (result,) = b.op("head", "log_softmax", [logits], 256 * MIB, saves_outputs=[0])
+    b.op(None, "sum", [result], 4)
+    smallest = frontier(replace(b.finish("log-softmax"), link=LINK), host_budget="auto")[-1].plan
+    assert smallest.decisions["head::aten.log_softmax#0"] is Decision.SAVE
+    # The small results beside the others leave, too.
+    assert {f"blocks.{number}::aten.attention#0.1" for number in range(12)} <= offloaded(smallest)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -166,7 +166,8 @@ def _first_within(known: KnownStep, entries: Sequence[Candidate], budget_bytes: 
 
 def _smallest(known: KnownStep, entries: Sequence[Candidate]) -> Candidate:
     """Return the plan of the smallest peak, as it is counted; of equal ones the fastest."""
-    smallest = entries[-1]
+    # The first may be the plain step, which may have measured less than its buffers take.
+    smallest = min(entries[0], entries[-1], key=known.peak_bytes)
     for entry in reversed(entries):
         if entry.peak_bytes > known.peak_bytes(smallest):
             break
