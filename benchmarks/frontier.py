@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import gc
 import json
+import math
 import sys
 import time
 import traceback
@@ -45,6 +46,9 @@ from memfit.units import format_bytes
 _VERSIONS_OF = ("torch", "transformers", "timm", "torchvision", "numpy", "scipy", "memfit")
 # Below so many rounds, quartiles mean nothing.
 _FEWEST_ROUNDS = 3
+# In each round, steps of a way are timed one after the other for about so long. A host that is as fast as the device is
+# ahead of it by little, which a bad moment uses up: how often that happens in training, only many steps in a row tell.
+_TIMED_SECONDS, _FEWEST_TIMED_STEPS = 0.6, 2
 # Plain steps compared with a plain step, to know how far the kernels' own sums stray: about as many as there are plans,
 # for the largest of many draws is larger than that of few.
 _NUM_GRADIENT_REPEATS = 16
@@ -76,12 +80,14 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
             )
     clock.lap("peaks of peers")
     planned = groups_of_plans(profile, peaks, options)
-    for plans in planned.values():
+    for group, plans in planned.items():
         plans.add_at_peaks()
         if not options.strategies and not options.small:
             for activations_gib in NEAR_THE_FLOOR.get(name, {}):
                 plans.add(label_at(activations_gib), race.bytes_before(PLAIN) + int(activations_gib * GIB))
-        plans.add_evenly_spread(0 if options.strategies else options.points)
+        # Two groups in one run: the second has to do with about half as many, the middle among them.
+        num_points = options.points // 2 + 1 if group is not None and None in planned else options.points
+        plans.add_evenly_spread(0 if options.strategies else num_points)
     print(f"{name}: planned in {clock.lap('planning'):.1f} s", flush=True)
     for plans in planned.values():
         enter_plans(race, model, plans)
@@ -90,7 +96,7 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     clock.lap("gradients")
     num_rounds = race.run_rounds(
         options.rounds,
-        steps_per_round=options.steps,
+        steps_per_round=options.steps or max(math.ceil(_TIMED_SECONDS / profile.step_seconds), _FEWEST_TIMED_STEPS),
         fewest_rounds=min(_FEWEST_ROUNDS, options.rounds),
         end_by=begin + options.seconds,
     )
@@ -175,13 +181,14 @@ def run_and_write(name: str, device: torch.device, options: argparse.Namespace) 
     torch.manual_seed(0)
     subject = SUBJECTS[name](device, small=options.small)
     of_groups: dict[str | None, dict[str, Any]]
+    num_steps = options.rounds * (options.steps or _FEWEST_TIMED_STEPS)
     if options.compiled:
         # Here, because it brings in torch's compiler, for which the others need not wait.
-        from frontier_compiled import run_compiled
+        from frontier_compiled import BUDGETS, run_compiled
 
-        of_groups = {"compiled": run_compiled(name, subject, options.budget_seconds, options.rounds * options.steps)}
+        budgets = options.budget or BUDGETS
+        of_groups = {"compiled": run_compiled(name, subject, budgets, options.budget_seconds, num_steps)}
     elif options.captured:
-        num_steps = options.rounds * options.steps
         of_groups = {"captured": run_captured(name, subject, options.points, num_steps, plan_data)}
     else:
         of_groups = run(name, subject, options, begin)
@@ -218,7 +225,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU, to try the script")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2, help="timed steps of each way in a round")
+    parser.add_argument(
+        "--steps", type=int, help=f"timed steps of each way in a round (default: for {_TIMED_SECONDS:g} s, at least 2)"
+    )
     parser.add_argument("--points", type=int, default=9, help="memfit's own budgets; an odd number has the middle")
     parser.add_argument(
         "--seconds",
@@ -235,6 +244,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--without", action="append", default=[], metavar="WAY", help="leave out a peer, by its name")
     parser.add_argument(
         "--budget-seconds", type=float, default=60.0, help="with --compiled, for each of torch's budgets (default: 60)"
+    )
+    parser.add_argument(
+        "--budget",
+        action="append",
+        type=float,
+        metavar="SHARE",
+        help="with --compiled, one of torch's budgets instead of all; several processes at once compile each into "
+        "torch's cache, from which a run of all of them begins sooner",
     )
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.models) - set(SUBJECTS))

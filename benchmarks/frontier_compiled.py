@@ -26,13 +26,15 @@ BUDGETS = (1.0, 0.7, 0.5, 0.3, 0.1)
 _RECOMPILE_LIMIT = 64
 
 
-def run_compiled(name: str, subject: Subject, budget_seconds: float, num_steps: int) -> dict[str, Any]:
-    """Measure each budget, for at most ``budget_seconds`` each, compilation included."""
+def run_compiled(
+    name: str, subject: Subject, budgets: Sequence[float], budget_seconds: float, num_steps: int
+) -> dict[str, Any]:
+    """Measure each of ``budgets``, for at most ``budget_seconds`` each, compilation included."""
     race = Race(subject.model, subject.output_and_loss, subject.tensors(), keep_gradients=False)
     race.run_alone("plain", contextlib.nullcontext, num_steps=num_steps, reference=race.host_gradients())
     reference = race.host_gradients()
     seconds = {}
-    for budget in BUDGETS:
+    for budget in budgets:
         label = f"torch.compile at a budget of {budget}"
         begin = time.perf_counter()
         race.run_alone(

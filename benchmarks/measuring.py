@@ -35,7 +35,7 @@ _ROUNDS_OF_SLOW_WAYS = 2
 _FEWEST_REPEATS = 4
 # Before a way's steps are timed, it runs for so long, and at least one step: until host and device are as far apart as
 # they stay, which takes short steps several of them.
-_LEAD_IN_SECONDS, _MOST_LEAD_IN_STEPS = 0.2, 3
+_LEAD_IN_SECONDS, _MOST_LEAD_IN_STEPS = 0.3, 6
 
 
 class TimeLimitError(BaseException):

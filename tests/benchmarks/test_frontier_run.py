@@ -15,7 +15,7 @@ from frontier_marks import Verdict, marks_of, verdict_beside
 from frontier_results import ModelResult, load
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ["--small", "--rounds", "1", "--steps", "1", "--points", "3", "--offloading"]
+OPTIONS = ["--small", "--rounds", "1", "--steps", "1", "--points", "5", "--offloading"]
 RECOMPUTING = [
     "torch: checkpoint every block",
     "torch: checkpoint every 2nd block",
@@ -70,8 +70,12 @@ def test_offloading_is_beside_the_peer_that_does_the_same_and_in_the_same_run(mo
     assert list(model.offloading.rows) != list(model.rows)
 
 
+def test_of_two_groups_in_one_run_the_second_has_half_as_many_budgets_of_its_own(model: ModelResult) -> None:
+    assert model.offloading is not None
+    assert [len(group.plans) - len(group.peers()) for group in (model, model.offloading)] == [5, 3]
+
+
 def test_peaks_on_a_cpu_are_predicted_to_the_byte_and_within_their_budgets(group: ModelResult) -> None:
-    assert len(group.plans) == len(group.peers()) + 3
     for plan in group.plans:
         assert plan.measured_peak_bytes == plan.predicted_peak_bytes
         assert plan.measured_peak_bytes <= plan.budget_bytes

@@ -98,7 +98,7 @@ def test_a_slow_way_over_its_limit_keeps_its_peak_and_is_not_timed() -> None:
     assert slow.error.startswith("not timed: its first step took ")
 
 
-@pytest.mark.parametrize(("lead_in_seconds", "num_lead_in_steps"), [(0.0, 1), (3600.0, 3)])
+@pytest.mark.parametrize(("lead_in_seconds", "num_lead_in_steps"), [(0.0, 1), (3600.0, 6)])
 def test_short_steps_run_a_few_times_before_they_are_timed_and_nothing_is_collected_meanwhile(
     lead_in_seconds: float, num_lead_in_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import median
 from typing import Any, Protocol
 
@@ -46,6 +47,58 @@ def wait_for(device: torch.device) -> None:
     """Return when all work queued on ``device`` is done."""
     if device.type not in ("cpu", "meta"):
         torch.accelerator.synchronize(device)
+
+
+class Moments(Protocol):
+    """Moments of what a device does, marked as it is launched."""
+
+    def mark(self) -> None:
+        """Mark the moment at which the device is done with all that was launched until now."""
+        ...
+
+    def seconds_between(self) -> list[float]:
+        """Wait for the device, and return the seconds from each moment to the next."""
+        ...
+
+
+def moments_on(device: torch.device) -> Moments:
+    """Return what marks moments on ``device``; where it has no events, all are taken to be equally far apart."""
+    return _CudaMoments(device) if device.type == "cuda" else _HostMoments(device)
+
+
+class _CudaMoments:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._events: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self._events.append(event)
+
+    def seconds_between(self) -> list[float]:
+        wait_for(self._device)
+        return [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(self._events)]
+
+
+class _HostMoments:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin: float | None = None
+        self._num_since = 0
+
+    def mark(self) -> None:
+        if self._begin is None:
+            wait_for(self._device)
+            self._begin = time.perf_counter()
+        else:
+            self._num_since += 1
+
+    def seconds_between(self) -> list[float]:
+        # The host may be ahead of the device: only when both are done is it known how long all took, and so each.
+        wait_for(self._device)
+        assert self._begin is not None
+        return [(time.perf_counter() - self._begin) / self._num_since] * self._num_since
 
 
 class WallClock:

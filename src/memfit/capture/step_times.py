@@ -11,15 +11,16 @@ from typing import NamedTuple
 
 import torch
 
-from memfit.capture.clocks import wait_for
+from memfit.capture.clocks import moments_on, wait_for
 from memfit.capture.kept_state import KeptState
 from memfit.capture.step import TrainingStep
 from memfit.graph.model_profile import Phase
 
 _NUM_STEPS_ALONE = 4
-# Long enough for a GPU to grow as warm, and its clocks as slow, as they stay in training.
-_SECONDS_IN_A_ROW = 0.7
-_FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 4, 20
+# Long enough for a GPU to grow as warm, and its clocks as slow, as they stay in training, and for the host to come
+# through a bad moment, which on a shared machine takes half a second.
+_SECONDS_IN_A_ROW = 1.5
+_FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 5, 30
 
 
 class StepAlone(NamedTuple):
@@ -87,18 +88,21 @@ def timed_in_turns(
 
 
 def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, alone: StepAlone) -> float:
-    """Return the seconds of one of many steps between which nobody waits for the device, as training loops run them."""
+    """Return the seconds of one of many steps between which nobody waits for the device, as training loops run them.
+
+    As in `timed_in_turns`, a quarter of them may be faster: what the host costs is told from the same quarter, and one
+    bad moment of it would be taken for what all that it does costs.
+    """
     num_steps = min(max(math.ceil(_SECONDS_IN_A_ROW / alone.seconds), _FEWEST_IN_A_ROW), _MOST_IN_A_ROW)
+    moments = moments_on(device)
     with state.kept():
         wait_for(device)
-        begin = time.perf_counter()
         for _ in range(num_steps):
             state.begin_another()
             step.run()
-        wait_for(device)
-        seconds = time.perf_counter() - begin
-    # The first of them begins on an idle device, as the one alone did.
-    return max(seconds - alone.seconds, 0.0) / (num_steps - 1)
+            # The first of the steps begins on an idle device, as the one alone did: it ends where counting begins.
+            moments.mark()
+        return _lower_quartile(moments.seconds_between())
 
 
 def _of_each(usual: Callable[[Sequence[float]], float], timings: Sequence[StepAlone]) -> StepAlone:
