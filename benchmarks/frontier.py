@@ -21,7 +21,7 @@ import argparse
 import contextlib
 import gc
 import json
-import math
+import os
 import sys
 import time
 import traceback
@@ -46,9 +46,8 @@ from memfit.units import format_bytes
 _VERSIONS_OF = ("torch", "transformers", "timm", "torchvision", "numpy", "scipy", "memfit")
 # Below so many rounds, quartiles mean nothing.
 _FEWEST_ROUNDS = 3
-# In each round, steps of a way are timed one after the other for about so long. A host that is as fast as the device is
-# ahead of it by little, which a bad moment uses up: how often that happens in training, only many steps in a row tell.
-_TIMED_SECONDS, _FEWEST_TIMED_STEPS = 0.6, 2
+# Ways that are dear to enter run all their steps in one go, as many for each round.
+_STEPS_ALONE_IN_A_ROUND = 2
 # Plain steps compared with a plain step, to know how far the kernels' own sums stray: about as many as there are plans,
 # for the largest of many draws is larger than that of few.
 _NUM_GRADIENT_REPEATS = 16
@@ -96,7 +95,7 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     clock.lap("gradients")
     num_rounds = race.run_rounds(
         options.rounds,
-        steps_per_round=options.steps or max(math.ceil(_TIMED_SECONDS / profile.step_seconds), _FEWEST_TIMED_STEPS),
+        steps_per_round=options.steps,
         fewest_rounds=min(_FEWEST_ROUNDS, options.rounds),
         end_by=begin + options.seconds,
     )
@@ -181,7 +180,7 @@ def run_and_write(name: str, device: torch.device, options: argparse.Namespace) 
     torch.manual_seed(0)
     subject = SUBJECTS[name](device, small=options.small)
     of_groups: dict[str | None, dict[str, Any]]
-    num_steps = options.rounds * (options.steps or _FEWEST_TIMED_STEPS)
+    num_steps = options.rounds * (options.steps or _STEPS_ALONE_IN_A_ROUND)
     if options.compiled:
         # Here, because it brings in torch's compiler, for which the others need not wait.
         from frontier_compiled import BUDGETS, run_compiled
@@ -225,9 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU, to try the script")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--steps", type=int, help=f"timed steps of each way in a round (default: for {_TIMED_SECONDS:g} s, at least 2)"
-    )
+    parser.add_argument("--steps", type=int, help="timed steps of each way in a round (default: for 0.4 s, at least 2)")
     parser.add_argument("--points", type=int, default=9, help="memfit's own budgets; an odd number has the middle")
     parser.add_argument(
         "--seconds",
@@ -260,6 +257,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.small and not torch.cuda.is_available():
         parser.error("torch finds no GPU here; --small tries the script on the CPU")
     device = torch.device("cpu" if options.small else "cuda")
+    # Gradients are compared with sums in a fixed order, for which cuBLAS wants this, which is what a Hopper GPU has
+    # anyway, and before its first call.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if options.small:
         # A handful of numbers is slower, not faster, on several threads.
         torch.set_num_threads(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -24,20 +24,26 @@ def compare(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
 
 
 @contextmanager
-def sums_in_a_fixed_order() -> Iterator[None]:
-    """Let torch choose kernels whose sums do not depend on who comes first, where it has any.
+def sums_in_a_fixed_order(step: Callable[[], object]) -> Iterator[None]:
+    """Let torch choose kernels whose sums do not depend on who comes first: all of them where ``step`` can run so.
 
-    Where it is only to warn, it goes on with attention of cuDNN, whose backward sums as it comes. So that is left out
-    by name; what a plan says of its values then concerns nobody, and they are saved.
+    Where some op of it has no such kernel, torch is only to warn, and goes on with attention whose backward sums as it
+    comes. Attention of cuDNN has no other, so that it is left out by name; what a plan says of its values then concerns
+    nobody, and they are saved.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills_memory = torch.utils.deterministic.fill_uninitialized_memory
     with warnings.catch_warnings(), sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
         warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
-        torch.use_deterministic_algorithms(True, warn_only=True)
         # That finds reads of memory that nobody wrote, which is another matter.
         torch.utils.deterministic.fill_uninitialized_memory = False
         try:
+            torch.use_deterministic_algorithms(True)
+            try:
+                step()
+            except RuntimeError as error:
+                print(f"gradients: not all sums can be in a fixed order: {str(error)[:200]}", flush=True)
+                torch.use_deterministic_algorithms(True, warn_only=True)
             yield
         finally:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])

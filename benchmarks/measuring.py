@@ -6,6 +6,7 @@ import gc
 import math
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from gradients import compare, sums_in_a_fixed_order
+from quiet_host import QuietHost
 from rich.console import Console
 from rich.table import Table
 from rows import Row
@@ -21,6 +23,7 @@ from timing import Step, no_garbage_collection, seconds_in_a_row
 from torch import Tensor, nn
 
 import memfit
+from memfit.capture.clocks import wait_for
 from memfit.runtime.ledger import peak_of
 from memfit.units import format_bytes
 
@@ -36,6 +39,9 @@ _FEWEST_REPEATS = 4
 # Before a way's steps are timed, it runs for so long, and at least one step: until host and device are as far apart as
 # they stay, which takes short steps several of them.
 _LEAD_IN_SECONDS, _MOST_LEAD_IN_STEPS = 0.3, 6
+# In each round its steps are then timed for so long, unless their number is told: longer, and a disturbance would be
+# likely; and not fewer steps or more.
+_TIMED_SECONDS, _FEWEST_TIMED_STEPS, _MOST_TIMED_STEPS = 0.4, 2, 10
 
 
 class TimeLimitError(BaseException):
@@ -63,7 +69,10 @@ class _Entrant:
     peak_bytes: int | None = None
     activation_peak_bytes: int | None = None
     gradient_error: float | None = None
+    # Of one step, roughly: to know how many of them to run.
+    rough_seconds: float = 1.0
     seconds: list[float] = field(default_factory=list)
+    num_disturbed: int = 0
     error: str | None = None
 
 
@@ -87,7 +96,8 @@ class Race:
         self._step = training_step(model, output_and_loss, keep_gradients)
         self._entrants: dict[str, _Entrant] = {}
         self._same_as: dict[str, str] = {}
-        self._num_lead_in_steps = 1
+        # A CPU that computes needs all of its cores.
+        self._quiet_host = QuietHost() if self.device.type == "cuda" and sys.platform == "linux" else None
 
     def enter(self, name: str, way: Way, *, slow_limit_seconds: float | None = None) -> int | None:
         """Let a way take part and return the peak of its step, or None where it raised.
@@ -98,8 +108,6 @@ class Race:
         begin = time.perf_counter()
         self._attempt(entrant, lambda: self._take_peak(entrant))
         seconds = time.perf_counter() - begin
-        if len(self._entrants) == 1:
-            self._num_lead_in_steps = self._lead_in_of(way)
         if slow_limit_seconds is not None and seconds > slow_limit_seconds and entrant.error is None:
             entrant.error = f"not timed: its first step took {seconds:.1f} s, more than {slow_limit_seconds:g} s"
         return entrant.peak_bytes
@@ -176,7 +184,7 @@ class Race:
         first = self._entrants[next(names)]
         with first.way():
             self.kernel_noise = self._distance_between_steps(min(num_repeats, _FEWEST_REPEATS))
-        with sums_in_a_fixed_order() if self.kernel_noise else nullcontext():
+        with sums_in_a_fixed_order(self._step) if self.kernel_noise else nullcontext():
             with first.way():
                 self.gradient_noise = self._distance_between_steps(num_repeats) if self.kernel_noise else 0.0
                 reference = [gradient.clone() for gradient in self._gradients_of_a_step()]
@@ -210,10 +218,11 @@ class Race:
         return self._gradients()
 
     def run_rounds(
-        self, num_rounds: int, *, steps_per_round: int, fewest_rounds: int = 1, end_by: float | None = None
+        self, num_rounds: int, *, steps_per_round: int | None, fewest_rounds: int = 1, end_by: float | None = None
     ) -> int:
         """Time all ways in turn, round after round, and return the number of rounds.
 
+        Without ``steps_per_round``, each is timed for about as long as the others, a few steps at least.
         After ``fewest_rounds``, a round that would not end before ``end_by`` (of time.perf_counter) is not begun. Slow
         ways come after all the others: they leave the device idle, and cold.
         """
@@ -233,7 +242,7 @@ class Race:
                 self._time(slow, steps_per_round)
         return num_rounds
 
-    def _time(self, entrants: Sequence[_Entrant], num_steps: int) -> None:
+    def _time(self, entrants: Sequence[_Entrant], num_steps: int | None) -> None:
         for entrant in entrants:
             if entrant.error is None:
                 self._attempt(entrant, lambda entrant=entrant: self._take_times(entrant, num_steps))
@@ -269,28 +278,37 @@ class Race:
         if not self._keep_gradients:
             self._model.zero_grad()
         before = bytes_now(self.device, self._held())
+        begin = time.perf_counter()
         entrant.peak_bytes = peak_of(self._step, self.device, self._held())
+        wait_for(self.device)
+        entrant.rough_seconds = time.perf_counter() - begin
         entrant.activation_peak_bytes = entrant.peak_bytes - before
 
-    def _take_times(self, entrant: _Entrant, num_steps: int) -> None:
+    def _take_times(self, entrant: _Entrant, num_steps: int | None) -> None:
         # Nothing else is there to be collected: what was there before the rounds is left out.
         gc.collect()
-        entrant.seconds += (
-            seconds_in_a_row(self._step, self.device, 1)
-            if entrant.is_slow
-            else seconds_in_a_row(self._step, self.device, num_steps, num_lead_in_steps=self._num_lead_in_steps)
-        )
+        num_lead_in = _num_steps_in(_LEAD_IN_SECONDS, entrant, 1, _MOST_LEAD_IN_STEPS)
+        if num_steps is None:
+            num_steps = _num_steps_in(_TIMED_SECONDS, entrant, _FEWEST_TIMED_STEPS, _MOST_TIMED_STEPS)
+        if entrant.is_slow:
+            num_lead_in, num_steps = 1, 1
 
-    def _lead_in_of(self, way: Way) -> int:
-        with way():
-            (seconds,) = seconds_in_a_row(self._step, self.device, 1)
-        return min(max(math.ceil(_LEAD_IN_SECONDS / seconds), 1), _MOST_LEAD_IN_STEPS)
+        def run() -> list[float]:
+            return seconds_in_a_row(self._step, self.device, num_steps, num_lead_in_steps=num_lead_in)
+
+        seconds, num_disturbed = (run(), 0) if self._quiet_host is None else self._quiet_host.undisturbed(run)
+        entrant.seconds += seconds
+        entrant.num_disturbed += num_disturbed
 
     def _held(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers(), *self._gradients(), *self._batch]
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+
+
+def _num_steps_in(seconds: float, entrant: _Entrant, fewest: int, most: int) -> int:
+    return min(max(math.ceil(seconds / entrant.rough_seconds), fewest), most)
 
 
 def _row(name: str, entrant: _Entrant, first_seconds: float) -> Row:
@@ -313,6 +331,7 @@ def _row(name: str, entrant: _Entrant, first_seconds: float) -> Row:
         quartiles_ms=(1e3 * low, 1e3 * high),
         ratio=median / first_seconds,
         num_timed_steps=len(times),
+        num_disturbed=entrant.num_disturbed,
     )
 
 

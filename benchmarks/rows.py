@@ -24,6 +24,7 @@ class Row:
     gradients_equal: bool | None = None
     gradient_error: float | None = None
     num_timed_steps: int | None = None
+    num_disturbed: int | None = None
     error: str | None = None
     same_as: str | None = None
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from frontier_compiled import time_limit
 from frontier_models import SUBJECTS
-from gradients import compare
+from gradients import compare, sums_in_a_fixed_order
 from measuring import Race, TimeLimitError, measure
 from peers import transformers_switch
 from torch import Tensor, nn
@@ -185,6 +185,21 @@ def test_where_plain_steps_differ_all_are_compared_with_sums_in_a_fixed_order() 
     assert torch.utils.deterministic.fill_uninitialized_memory
     race.run_rounds(1, steps_per_round=1)
     assert [row.gradient_error for row in race.rows()] == [0.0, 0.0, 0.125]
+
+
+@pytest.mark.parametrize("has_fixed_order", [True, False])
+def test_where_an_op_has_no_fixed_order_torch_is_only_to_warn(
+    has_fixed_order: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step() -> None:
+        if not has_fixed_order:
+            raise RuntimeError("some_op does not have a deterministic implementation")
+
+    with sums_in_a_fixed_order(step):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() is not has_fixed_order
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert ("some_op" in capsys.readouterr().out) is not has_fixed_order
 
 
 def test_time_limits_reach_through_handlers_of_exceptions() -> None:
