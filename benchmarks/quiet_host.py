@@ -11,9 +11,10 @@ import itertools
 import math
 import os
 import statistics
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
@@ -26,31 +27,43 @@ _MOST_TRIES = 4
 
 
 class QuietHost:
-    """Runs what is to be timed in quiet moments, on one core: two threads that take turns share its luck."""
+    """Runs what is to be timed in quiet moments: this thread on a core of its own, all others on a second one.
+
+    Forward passes are launched by the one, backward passes by another. On one core for both, each would find its caches
+    full of the other's.
+    """
 
     def __init__(self, work: Callable[[], object] | None = None) -> None:
         self._work = work or _a_little_work
         self._least_seconds = math.inf
-        self._cores = itertools.cycle(sorted(_cores()))
+        self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
 
     def undisturbed(self, run: Callable[[], _Result]) -> tuple[_Result, int]:
         """Return what ``run`` gave in a quiet moment, or in the last of a few, and how many were none."""
         with _threads_put_back():
             for num_disturbed in range(_MOST_TRIES):
-                self._find_a_quiet_core()
+                own, others = self._two_quiet_cores()
+                _put_others_on(others)
+                os.sched_setaffinity(0, {own})
                 result = run()
-                if self._is_quiet():
+                if self._is_quiet(own) and self._is_quiet(others):
                     return result, num_disturbed
         return result, _MOST_TRIES
 
-    def _find_a_quiet_core(self) -> None:
+    def _two_quiet_cores(self) -> tuple[int, int]:
+        """Return two cores, which are the same where there is but one; in the end, not the quietest ones."""
         end = time.perf_counter() + _LONGEST_WAIT_SECONDS
+        quiet: list[int] = []
         for core in self._cores:
-            _put_threads_on({core})
-            if self._is_quiet() or time.perf_counter() >= end:
-                return
+            if self._is_quiet(core) or time.perf_counter() >= end:
+                quiet.append(core)
+            if len(quiet) == 2:
+                break
+        own, others = quiet
+        return own, others
 
-    def _is_quiet(self) -> bool:
+    def _is_quiet(self, core: int) -> bool:
+        os.sched_setaffinity(0, {core})
         seconds = statistics.median(self._seconds_of_work() for _ in range(_NUM_SAMPLES))
         self._least_seconds = min(self._least_seconds, seconds)
         return seconds <= _DISTURBED * self._least_seconds
@@ -65,23 +78,26 @@ def _a_little_work() -> int:
     return sum(number * number for number in range(4000))
 
 
-def _cores() -> set[int]:
-    return os.sched_getaffinity(0)
-
-
-def _put_threads_on(cores: set[int]) -> None:
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            os.sched_setaffinity(int(thread), cores)
-        except ProcessLookupError:
-            # It ended in between.
-            continue
+def _put_others_on(core: int) -> None:
+    this_thread = threading.get_native_id()
+    _put_on({core}, (thread for thread in _threads() if thread != this_thread))
 
 
 @contextmanager
 def _threads_put_back() -> Iterator[None]:
-    before = _cores()
+    before = os.sched_getaffinity(0)
     try:
         yield
     finally:
-        _put_threads_on(before)
+        _put_on(before, _threads())
+
+
+def _threads() -> Iterator[int]:
+    return map(int, os.listdir("/proc/self/task"))
+
+
+def _put_on(cores: set[int], threads: Iterable[int]) -> None:
+    for thread in threads:
+        # It may have ended in between.
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, cores)
