@@ -176,17 +176,19 @@ def let_go(device: torch.device) -> None:
 
 
 def run_and_write(name: str, device: torch.device, options: argparse.Namespace) -> None:
+    if options.compiled:
+        # Here, because it brings in torch's compiler, for which the others need not wait.
+        from frontier_compiled import compile_ahead, run_compiled
+
+        if options.ahead:
+            compile_ahead(name, options)
     begin = time.perf_counter()
     torch.manual_seed(0)
     subject = SUBJECTS[name](device, small=options.small)
     of_groups: dict[str | None, dict[str, Any]]
     num_steps = options.rounds * (options.steps or _STEPS_ALONE_IN_A_ROUND)
     if options.compiled:
-        # Here, because it brings in torch's compiler, for which the others need not wait.
-        from frontier_compiled import BUDGETS, run_compiled
-
-        budgets = options.budget or BUDGETS
-        of_groups = {"compiled": run_compiled(name, subject, budgets, options.budget_seconds, num_steps)}
+        of_groups = {"compiled": run_compiled(name, subject, options, num_steps)}
     elif options.captured:
         of_groups = {"captured": run_captured(name, subject, options.points, num_steps, plan_data)}
     else:
@@ -247,8 +249,15 @@ def main(arguments: list[str] | None = None) -> int:
         action="append",
         type=float,
         metavar="SHARE",
-        help="with --compiled, one of torch's budgets instead of all; several processes at once compile each into "
-        "torch's cache, from which a run of all of them begins sooner",
+        help="with --compiled, this of torch's budgets instead of all; may be given again",
+    )
+    parser.add_argument(
+        "--ahead",
+        type=int,
+        default=0,
+        metavar="PROCESSES",
+        help="with --compiled, first compile the budgets into torch's cache, so many at once; each takes the GPU's "
+        "memory for one plain step",
     )
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.models) - set(SUBJECTS))

@@ -7,11 +7,16 @@ gradients are rounded otherwise, and its dropout draws other numbers: their dist
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,20 +31,23 @@ BUDGETS = (1.0, 0.7, 0.5, 0.3, 0.1)
 _RECOMPILE_LIMIT = 64
 
 
-def run_compiled(
-    name: str, subject: Subject, budgets: Sequence[float], budget_seconds: float, num_steps: int
-) -> dict[str, Any]:
-    """Measure each of ``budgets``, for at most ``budget_seconds`` each, compilation included."""
+def budgets_of(options: argparse.Namespace) -> Sequence[float]:
+    """Return torch's budgets that are asked for: all that are compared, unless some are named."""
+    return options.budget or BUDGETS
+
+
+def run_compiled(name: str, subject: Subject, options: argparse.Namespace, num_steps: int) -> dict[str, Any]:
+    """Measure each budget, for at most ``options.budget_seconds``, compilation included."""
     race = Race(subject.model, subject.output_and_loss, subject.tensors(), keep_gradients=False)
     race.run_alone("plain", contextlib.nullcontext, num_steps=num_steps, reference=race.host_gradients())
     reference = race.host_gradients()
     seconds = {}
-    for budget in budgets:
+    for budget in budgets_of(options):
         label = f"torch.compile at a budget of {budget}"
         begin = time.perf_counter()
         race.run_alone(
             label,
-            _within(budget_seconds, lambda budget=budget: compiled(subject.blocks, budget)),
+            _within(options.budget_seconds, lambda budget=budget: compiled(subject.blocks, budget)),
             num_steps=num_steps,
             reference=reference,
         )
@@ -49,6 +57,25 @@ def run_compiled(
     rows = race.rows()
     print_rows(f"{name}, compiled, {machine()}", rows)
     return {"machine": machine(), "rows": as_data(rows), "seconds": seconds}
+
+
+def compile_ahead(name: str, options: argparse.Namespace) -> None:
+    """Compile a model at each budget into torch's cache, in several processes at once.
+
+    Compiling takes one core most of the time, so that budgets one after the other take as many times as long. What
+    does not get done in time is left to the run itself, as is what does not fit the GPU beside the others.
+    """
+    command = [sys.executable, str(Path(__file__).with_name("frontier.py")), name, "--compiled"]
+    command += ["--rounds", "1", "--steps", "1", "--budget-seconds", str(options.budget_seconds)]
+    if options.small:
+        command.append("--small")
+
+    def compile_at(budget: float) -> None:
+        process = subprocess.run([*command, "--budget", str(budget)], capture_output=True, check=False)
+        print(f"{name}: compiled ahead at a budget of {budget}, exit status {process.returncode}", flush=True)
+
+    with ThreadPoolExecutor(options.ahead) as pool:
+        list(pool.map(compile_at, budgets_of(options)))
 
 
 @contextmanager

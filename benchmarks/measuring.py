@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import platform
@@ -230,7 +231,9 @@ class Race:
         with no_garbage_collection():
             for number in range(num_rounds):
                 begin = time.perf_counter()
-                self._time(order, steps_per_round)
+                # As if no more rounds than have to be were to come.
+                round_ends_by = None if end_by is None else begin + (end_by - begin) / max(fewest_rounds - number, 1)
+                self._time(order, steps_per_round, round_ends_by)
                 # There and back again: what drifts with the machine's warmth cancels out.
                 order.reverse()
                 now = time.perf_counter()
@@ -239,13 +242,17 @@ class Race:
                     break
             slow = [entrant for entrant in self._entrants.values() if entrant.is_slow]
             for _ in range(min(num_rounds, _ROUNDS_OF_SLOW_WAYS)):
-                self._time(slow, steps_per_round)
+                self._time(slow, steps_per_round, end_by)
         return num_rounds
 
-    def _time(self, entrants: Sequence[_Entrant], num_steps: int | None) -> None:
-        for entrant in entrants:
-            if entrant.error is None:
-                self._attempt(entrant, lambda entrant=entrant: self._take_times(entrant, num_steps))
+    def _time(self, entrants: Sequence[_Entrant], num_steps: int | None, end_by: float | None) -> None:
+        left = [entrant for entrant in entrants if entrant.error is None]
+        while left:
+            entrant = left.pop(0)
+            # Its share of the time that is left: on a host that is never quiet, waiting for it would take all of it.
+            limit_seconds = math.inf if end_by is None else (end_by - time.perf_counter()) / (len(left) + 1)
+            take_times = functools.partial(self._take_times, entrant, num_steps, limit_seconds)
+            self._attempt(entrant, take_times)
 
     def rows(self) -> list[Row]:
         """Return what was measured, in the order in which the ways came."""
@@ -284,7 +291,7 @@ class Race:
         entrant.rough_seconds = time.perf_counter() - begin
         entrant.activation_peak_bytes = entrant.peak_bytes - before
 
-    def _take_times(self, entrant: _Entrant, num_steps: int | None) -> None:
+    def _take_times(self, entrant: _Entrant, num_steps: int | None, limit_seconds: float) -> None:
         # Nothing else is there to be collected: what was there before the rounds is left out.
         gc.collect()
         num_lead_in = _num_steps_in(_LEAD_IN_SECONDS, entrant, 1, _MOST_LEAD_IN_STEPS)
@@ -296,7 +303,10 @@ class Race:
         def run() -> list[float]:
             return seconds_in_a_row(self._step, self.device, num_steps, num_lead_in_steps=num_lead_in)
 
-        seconds, num_disturbed = (run(), 0) if self._quiet_host is None else self._quiet_host.undisturbed(run)
+        if self._quiet_host is None:
+            entrant.seconds += run()
+            return
+        seconds, num_disturbed = self._quiet_host.undisturbed(run, limit_seconds)
         entrant.seconds += seconds
         entrant.num_disturbed += num_disturbed
 

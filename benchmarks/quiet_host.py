@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 # So much longer than it ever took, and something else is at work. Two halves of a core take 1.7 times as long.
 _DISTURBED = 1.25
 _NUM_SAMPLES = 5
-_LONGEST_WAIT_SECONDS = 1.0
+_LONGEST_WAIT_SECONDS = 0.5
 # What is disturbed again and again is taken as it is.
 _MOST_TRIES = 4
 
@@ -38,28 +38,34 @@ class QuietHost:
         self._least_seconds = math.inf
         self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
 
-    def undisturbed(self, run: Callable[[], _Result]) -> tuple[_Result, int]:
-        """Return what ``run`` gave in a quiet moment, or in the last of a few, and how many were none."""
+    def undisturbed(self, run: Callable[[], _Result], limit_seconds: float = math.inf) -> tuple[_Result, int]:
+        """Return what ``run`` gave in a quiet moment, or in the last of a few, and how many were none.
+
+        After ``limit_seconds`` it is not run again.
+        """
+        end = time.perf_counter() + limit_seconds
+        num_disturbed = 0
         with _threads_put_back():
-            for num_disturbed in range(_MOST_TRIES):
-                own, others = self._two_quiet_cores()
+            while True:
+                own, others = self._two_quiet_cores(min(end, time.perf_counter() + _LONGEST_WAIT_SECONDS))
                 _put_others_on(others)
                 os.sched_setaffinity(0, {own})
                 result = run()
                 if self._is_quiet(own) and self._is_quiet(others):
                     return result, num_disturbed
-        return result, _MOST_TRIES
+                num_disturbed += 1
+                if num_disturbed == _MOST_TRIES or time.perf_counter() >= end:
+                    return result, num_disturbed
 
-    def _two_quiet_cores(self) -> tuple[int, int]:
-        """Return two cores, which are the same where there is but one; in the end, not the quietest ones."""
-        end = time.perf_counter() + _LONGEST_WAIT_SECONDS
-        quiet: list[int] = []
+    def _two_quiet_cores(self, end: float) -> tuple[int, int]:
+        """Return two cores, quiet ones if they are found by then; the same one twice where there is but one."""
+        found: list[int] = []
         for core in self._cores:
             if self._is_quiet(core) or time.perf_counter() >= end:
-                quiet.append(core)
-            if len(quiet) == 2:
+                found.append(core)
+            if len(found) == 2:
                 break
-        own, others = quiet
+        own, others = found
         return own, others
 
     def _is_quiet(self, core: int) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
+import subprocess
 import time
 from collections.abc import Iterator
 
 import pytest
 import torch
-from frontier_compiled import time_limit
+from frontier_compiled import compile_ahead, time_limit
 from frontier_models import SUBJECTS
 from gradients import compare, sums_in_a_fixed_order
 from measuring import Race, TimeLimitError, measure
@@ -200,6 +202,20 @@ def test_where_an_op_has_no_fixed_order_torch_is_only_to_warn(
         assert torch.is_deterministic_algorithms_warn_only_enabled() is not has_fixed_order
     assert not torch.are_deterministic_algorithms_enabled()
     assert ("some_op" in capsys.readouterr().out) is not has_fixed_order
+
+
+def test_each_budget_is_compiled_ahead_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command[2:])
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr("frontier_compiled.subprocess.run", run)
+    options = argparse.Namespace(budget=None, budget_seconds=7.0, small=True, ahead=1)
+    compile_ahead("unet", options)
+    as_told = ["unet", "--compiled", "--rounds", "1", "--steps", "1", "--budget-seconds", "7.0", "--small", "--budget"]
+    assert commands == [[*as_told, budget] for budget in ("1.0", "0.7", "0.5", "0.3", "0.1")]
 
 
 def test_time_limits_reach_through_handlers_of_exceptions() -> None:
