@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import memfit
+from memfit.capture.clocks import moments_on
 from memfit.capture.link import measured_link
 from memfit.capture.timeline import plain_timeline_bytes
 from memfit.graph.model_profile import Phase
+from memfit.runtime.torch_internals import keep_gpu_busy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -46,6 +48,16 @@ def gpt(dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
 @pytest.fixture(autouse=True)
 def nothing_cached() -> None:
     torch.cuda.empty_cache()
+
+
+def test_moments_are_those_of_the_device_not_of_the_host() -> None:
+    moments = moments_on(torch.device("cuda"))
+    for num_cycles in (0, 2_000_000, 20_000_000):
+        keep_gpu_busy(num_cycles)
+        moments.mark()
+    first, second = moments.seconds_between()
+    # The clock rate cancels out; launching takes a thousandth of either.
+    assert second / first == pytest.approx(10.0, rel=0.2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -88,6 +88,25 @@ def test_the_first_step_in_a_row_is_not_counted(monkeypatch: pytest.MonkeyPatch)
     assert timed_in_a_row(step, torch.device("cpu"), state, StepAlone(0.0, 0.0, 5.0)) == 3.0
 
 
+def test_a_bad_moment_of_the_host_does_not_tell_how_long_a_step_in_a_row_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Moments:
+        """Those of a device that each second step keeps waiting."""
+
+        def __init__(self) -> None:
+            self.num_marks = 0
+
+        def mark(self) -> None:
+            self.num_marks += 1
+
+        def seconds_between(self) -> list[float]:
+            assert self.num_marks == 5
+            return [9.0, 3.0, 9.0, 3.0]
+
+    monkeypatch.setattr("memfit.capture.step_times.moments_on", lambda _: Moments())
+    step = TrainingStep(Counting(), torch.ones(3))
+    assert timed_in_a_row(step, torch.device("cpu"), KeptState(step), StepAlone(0.0, 0.0, 5.0)) == 3.0
+
+
 def test_two_ways_take_turns_and_one_gets_ready_untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a host that slows down step by step, both are as slow: the lower quartiles are of the second of five turns."""
     now, num_runs, is_inside, order = 0.0, 0, False, []

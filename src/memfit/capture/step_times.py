@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import NamedTuple
 
 import torch
@@ -24,9 +24,10 @@ _FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 5, 30
 
 
 class StepAlone(NamedTuple):
-    """The seconds to launch the forward pass and the rest of the step, and until all of it was done: usual ones.
+    """The seconds to launch the forward pass and the rest of the step, and until all of it was done.
 
-    A host that shares its machine launches at its best now and then only, and steps in a row take what is usual.
+    A quarter of the steps may be faster: a host that shares its machine is disturbed for a part of the time, and its
+    very best is as rare.
     """
 
     forward_launched: float
@@ -36,7 +37,7 @@ class StepAlone(NamedTuple):
 
 def timed_alone(step: TrainingStep, device: torch.device, state: KeptState) -> StepAlone:
     """Run the step several times, waiting for the device before and after, leaving no trace of it."""
-    return _of_each(median, _timings_alone(step, device, state))
+    return _lower_quartiles(_timings_alone(step, device, state))
 
 
 def _timings_alone(step: TrainingStep, device: torch.device, state: KeptState) -> list[StepAlone]:
@@ -70,11 +71,7 @@ def timed_in_turns(
     *,
     num_turns: int,
 ) -> tuple[StepAlone, StepAlone]:
-    """Time the plain step and the one inside ``way()`` in turns: a host that slows down does so for both.
-
-    What the two differ by is small, and a host that is disturbed half of the time would have the say in their medians:
-    so a quarter of the steps may be faster than what is told.
-    """
+    """Time the plain step and the one inside ``way()`` in turns: a host that slows down does so for both."""
     plain: list[StepAlone] = []
     other: list[StepAlone] = []
     for _ in range(num_turns):
@@ -84,14 +81,14 @@ def timed_in_turns(
             with state.kept():
                 step.run()
             other += _timings_alone(step, device, state)
-    return _of_each(_lower_quartile, plain), _of_each(_lower_quartile, other)
+    return _lower_quartiles(plain), _lower_quartiles(other)
 
 
 def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, alone: StepAlone) -> float:
     """Return the seconds of one of many steps between which nobody waits for the device, as training loops run them.
 
-    As in `timed_in_turns`, a quarter of them may be faster: what the host costs is told from the same quarter, and one
-    bad moment of it would be taken for what all that it does costs.
+    As of steps alone, a quarter may be faster. By their mean, one bad moment of the host would be taken for what all
+    that it does costs.
     """
     num_steps = min(max(math.ceil(_SECONDS_IN_A_ROW / alone.seconds), _FEWEST_IN_A_ROW), _MOST_IN_A_ROW)
     moments = moments_on(device)
@@ -105,8 +102,8 @@ def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, a
         return _lower_quartile(moments.seconds_between())
 
 
-def _of_each(usual: Callable[[Sequence[float]], float], timings: Sequence[StepAlone]) -> StepAlone:
-    return StepAlone(*(usual(times) for times in zip(*timings, strict=True)))
+def _lower_quartiles(timings: Sequence[StepAlone]) -> StepAlone:
+    return StepAlone(*map(_lower_quartile, zip(*timings, strict=True)))
 
 
 def _lower_quartile(times: Sequence[float]) -> float:
