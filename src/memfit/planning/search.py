@@ -11,7 +11,8 @@ are, in turn:
 4. sweeps again, with the borders of the best segments held: between a plan of the lowest memory and the hull,
 5. where the step is small enough to try: the best so far with one value decided otherwise, or two, a few times over,
 6. what backward sweeps and linear programs find where the best so far may be far from the best (``refinement``),
-7. where launches take long: what launches less than those (``thinning``).
+7. where launches take long: what launches less than those (``thinning``),
+8. what lies between two of the best that are far apart, and what there is still room for (``filling``).
 
 Only where a budget lies below all of them is the smallest peak looked for with all effort (``with_least_peak``). What
 is found there joins the frontier, and beats what is both larger and slower.
@@ -27,6 +28,7 @@ from itertools import chain, combinations
 from memfit.planning.block_borders import bordered_choices
 from memfit.planning.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
 from memfit.planning.few_launches import choices_of_few_launches
+from memfit.planning.filling import fill, stuffed
 from memfit.planning.known_rules import known_rules
 from memfit.planning.least_peak import least_peak
 from memfit.planning.min_cut import HoldOrReplay
@@ -71,8 +73,10 @@ def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = fro
     trade_off = TradeOff(step, forced=forced, kept=kept)
     _fill(trade_off)
     proofs = Proofs() if trade_off.is_exact else refined(trade_off)
-    if step.time.launches_may_matter and not trade_off.is_exact:
-        thin(trade_off)
+    if not trade_off.is_exact:
+        if step.time.launches_may_matter:
+            thin(trade_off)
+        fill(trade_off)
     frontier = tuple(trade_off.frontier())
     if trade_off.is_exact:
         proofs.least_peak_bytes = frontier[-1].peak_bytes
@@ -91,6 +95,7 @@ def with_least_peak(
     trade_off = TradeOff(step, forced=forced, kept=kept)
     sweeps = Sweeps(step, trade_off.may_be_recomputed)
     smaller, least_bytes = least_peak(trade_off, sweeps, smallest, least_bytes, _EFFORT_FOR_LEAST_PEAK)
+    stuffed(trade_off, smaller, smaller.peak_bytes)
     below = tuple(plan for plan in trade_off.frontier() if plan.peak_bytes < smallest.peak_bytes)
     unbeaten = tuple(plan for plan in exploration.frontier if not below or plan.added_seconds < below[0].added_seconds)
     proofs = exploration.proofs.with_least_peak(min(least_bytes, smaller.peak_bytes))

@@ -49,6 +49,21 @@ class LiveBytes(NamedTuple):
     num_bytes: int
 
 
+class Absence(NamedTuple):
+    """The positions, up to the one before ``end``, at which a dropped value takes none of its bytes."""
+
+    begin: int
+    end: int
+    num_bytes: int
+
+
+class Absences(NamedTuple):
+    """What is live at each position of the step under a plan, and of each op that runs again what is absent when."""
+
+    memory_bytes: Bytes
+    of_replayed_op: dict[int, list[Absence]]
+
+
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """One step under a plan.
@@ -107,6 +122,12 @@ def simulated(step: Step, recomputed: Set[int], offloading: Offloading = NOTHING
 def traffic_of(step: Step, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> Traffic:
     """Return all that the step allocates; ``recomputed`` is as `Step.recomputed_of` returns it."""
     return _Walk(step, recomputed, offloading).traffic()
+
+
+def absences(step: Step, recomputed: Set[int]) -> Absences:
+    """Return what would be live, and when, if an op were not run again; ``recomputed`` is as for `simulated`."""
+    walk = _Walk(step, recomputed)
+    return Absences(walk.memory_bytes, walk.absences())
 
 
 def peak_op_index(step: Step, recomputed: Set[int]) -> int:
@@ -348,6 +369,18 @@ class _Walk:
             workspaces = np.concatenate([workspaces, np.zeros(len(self._sent), dtype=np.int64)])
         of_runs: Bytes = workspaces[self._run_recipes]
         return of_runs
+
+    def absences(self) -> dict[int, list[Absence]]:
+        """Return for each op that runs again when its dropped outputs take no memory: from their end to its run."""
+        step = self._step
+        of_op: dict[int, list[Absence]] = {}
+        for run_position, op in zip(self._run_positions.tolist(), self._run_recipes, strict=True):
+            dropped = [value for value in step.op_outputs[op] if value in self._dropped]
+            ends = {value: self._end_of_storage[step.value_storage[value]] + 1 for value in dropped}
+            of_op[op] = [
+                Absence(end, run_position, step.value_bytes[value]) for value, end in ends.items() if end < run_position
+            ]
+        return of_op
 
     def traffic(self) -> Traffic:
         """Return the buffers and workspaces of the step, at their positions."""
