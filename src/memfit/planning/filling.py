@@ -20,7 +20,7 @@ from memfit.planning.trade_off import Candidate, TradeOff
 # How many plans between others a step of one op could pay for, and how many budgets to stuff plans for.
 _EFFORT_OPS, _STUFFING_OPS = 5_000_000, 800_000
 _NUM_ROUNDS = 2
-_NUM_PARTS = 8
+_NUM_PARTS = 4
 _TRIES_PER_HOLE = 3 * (_NUM_PARTS - 1)
 # Two plans that are no further apart than this part of all the memory that is to be had follow closely enough.
 _NUM_BUDGETS = 128

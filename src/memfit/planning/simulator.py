@@ -375,11 +375,12 @@ class _Walk:
         step = self._step
         of_op: dict[int, list[Absence]] = {}
         for run_position, op in zip(self._run_positions.tolist(), self._run_recipes, strict=True):
-            dropped = [value for value in step.op_outputs[op] if value in self._dropped]
-            ends = {value: self._end_of_storage[step.value_storage[value]] + 1 for value in dropped}
-            of_op[op] = [
-                Absence(end, run_position, step.value_bytes[value]) for value, end in ends.items() if end < run_position
-            ]
+            of_op[op] = []
+            for value in step.op_outputs[op]:
+                # A storage from before the step is always there.
+                end = self._end_of_storage.get(step.value_storage[value])
+                if value in self._dropped and end is not None and end + 1 < run_position:
+                    of_op[op].append(Absence(end + 1, run_position, step.value_bytes[value]))
         return of_op
 
     def traffic(self) -> Traffic:
