@@ -11,6 +11,8 @@ wanted back last. Two rounds look for the best:
    that peak. Looked at first are the plans next to where the first round was best there, and those that come down to
    the peak by no more than the link carries, the fastest of them first.
 
+At last, what there is room for neither goes nor is recomputed (``stuffing``).
+
 As everywhere, all that is tried is judged by the simulator, and the budget plays no part: a smaller one never gets a
 faster or a larger plan.
 """
@@ -30,6 +32,7 @@ from memfit.planning.offload_rules import Offloading
 from memfit.planning.offloadable import held_by, host_bytes_of, may_be_offloaded
 from memfit.planning.simulator import judged
 from memfit.planning.step import Step
+from memfit.planning.stuffing import stuffed_at_budgets
 from memfit.planning.trade_off import Candidate
 
 # Where the device need not wait anyway, smaller values take the host more time than they are worth, and so do
@@ -67,7 +70,13 @@ def with_offloading(
     search = _Search(step, frontier, of_blocks, kept, host_budget_bytes)
     search.send_in_steps()
     search.send_just_enough()
-    return tuple(_unbeaten([*frontier, *earlier, *search.found]))
+    unbeaten = _unbeaten([*frontier, *earlier, *search.found])
+
+    def judge(recomputed: frozenset[int], offloading: Offloading) -> Candidate:
+        really = frozenset(step.recomputed_of((recomputed | forced) - kept))
+        return Candidate(really, *judged(step, really, offloading), offloading)
+
+    return tuple(_unbeaten([*unbeaten, *stuffed_at_budgets(step, judge, unbeaten)]))
 
 
 def _unbeaten(candidates: Iterable[Candidate]) -> list[Candidate]:

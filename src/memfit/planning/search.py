@@ -12,7 +12,8 @@ are, in turn:
 5. where the step is small enough to try: the best so far with one value decided otherwise, or two, a few times over,
 6. what backward sweeps and linear programs find where the best so far may be far from the best (``refinement``),
 7. where launches take long: what launches less than those (``thinning``),
-8. what lies between two of the best that are far apart, and what there is still room for (``filling``).
+8. what lies between two of the best that are far apart (``filling``), and what saves more where there is room
+   (``stuffing``).
 
 Only where a budget lies below all of them is the smallest peak looked for with all effort (``with_least_peak``). What
 is found there joins the frontier, and beats what is both larger and slower.
@@ -21,20 +22,21 @@ is found there joins the frontier, and beats what is both larger and slower.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
 from memfit.planning.block_borders import bordered_choices
 from memfit.planning.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
 from memfit.planning.few_launches import choices_of_few_launches
-from memfit.planning.filling import fill, stuffed
+from memfit.planning.filling import fill
 from memfit.planning.known_rules import known_rules
 from memfit.planning.least_peak import least_peak
 from memfit.planning.min_cut import HoldOrReplay
 from memfit.planning.proofs import Proofs
 from memfit.planning.refinement import refined
 from memfit.planning.step import Step
+from memfit.planning.stuffing import stuffed_at_budgets
 from memfit.planning.sweep import swept_cuts
 from memfit.planning.sweep_search import Sweeps
 from memfit.planning.thinning import thin
@@ -77,6 +79,7 @@ def explored(step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = fro
         if step.time.launches_may_matter:
             thin(trade_off)
         fill(trade_off)
+        _stuff(trade_off, trade_off.frontier())
     frontier = tuple(trade_off.frontier())
     if trade_off.is_exact:
         proofs.least_peak_bytes = frontier[-1].peak_bytes
@@ -95,7 +98,7 @@ def with_least_peak(
     trade_off = TradeOff(step, forced=forced, kept=kept)
     sweeps = Sweeps(step, trade_off.may_be_recomputed)
     smaller, least_bytes = least_peak(trade_off, sweeps, smallest, least_bytes, _EFFORT_FOR_LEAST_PEAK)
-    stuffed(trade_off, smaller, smaller.peak_bytes)
+    _stuff(trade_off, [smaller])
     below = tuple(plan for plan in trade_off.frontier() if plan.peak_bytes < smallest.peak_bytes)
     unbeaten = tuple(plan for plan in exploration.frontier if not below or plan.added_seconds < below[0].added_seconds)
     proofs = exploration.proofs.with_least_peak(min(least_bytes, smaller.peak_bytes))
@@ -127,6 +130,12 @@ def _fill(trade_off: TradeOff) -> None:
         for number in range(_NUM_FLIP_ROUNDS):
             _add_flipped(trade_off, matter, number)
     _add_flipped_pairs(trade_off, matter)
+
+
+def _stuff(trade_off: TradeOff, frontier: Sequence[Candidate]) -> None:
+    """Try plans of ``frontier`` with more saved; all that was tried is a candidate."""
+    for _ in stuffed_at_budgets(trade_off.step, lambda recomputed, _: trade_off.add(recomputed), frontier):
+        pass
 
 
 def _add_flipped(trade_off: TradeOff, matter: list[int], round_number: int) -> None:

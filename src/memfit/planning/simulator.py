@@ -57,11 +57,19 @@ class Absence(NamedTuple):
     num_bytes: int
 
 
+class RecipeRun(NamedTuple):
+    """Dropped values that come back together: made again by ``op``, or from the host where that is None."""
+
+    op: int | None
+    values: tuple[int, ...]
+    absences: tuple[Absence, ...]
+
+
 class Absences(NamedTuple):
-    """What is live at each position of the step under a plan, and of each op that runs again what is absent when."""
+    """What is live at each position of the step under a plan, and which values are absent when."""
 
     memory_bytes: Bytes
-    of_replayed_op: dict[int, list[Absence]]
+    runs: list[RecipeRun]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +132,10 @@ def traffic_of(step: Step, recomputed: Set[int], offloading: Offloading = NOTHIN
     return _Walk(step, recomputed, offloading).traffic()
 
 
-def absences(step: Step, recomputed: Set[int]) -> Absences:
-    """Return what would be live, and when, if an op were not run again; ``recomputed`` is as for `simulated`."""
-    walk = _Walk(step, recomputed)
-    return Absences(walk.memory_bytes, walk.absences())
+def absences(step: Step, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> Absences:
+    """Return where there would be more if some values were not dropped; ``recomputed`` is as for `simulated`."""
+    walk = _Walk(step, recomputed, offloading)
+    return Absences(walk.memory_bytes, list(walk.runs()))
 
 
 def peak_op_index(step: Step, recomputed: Set[int]) -> int:
@@ -370,18 +378,20 @@ class _Walk:
         of_runs: Bytes = workspaces[self._run_recipes]
         return of_runs
 
-    def absences(self) -> dict[int, list[Absence]]:
-        """Return for each op that runs again when its dropped outputs take no memory: from their end to its run."""
+    def runs(self) -> Iterator[RecipeRun]:
+        """Yield what comes back together, and when it takes no memory: from where its storage ends until it is back."""
         step = self._step
-        of_op: dict[int, list[Absence]] = {}
-        for run_position, op in zip(self._run_positions.tolist(), self._run_recipes, strict=True):
-            of_op[op] = []
-            for value in step.op_outputs[op]:
+        arrives_from = {} if self._copies is None else self._copies.arrives_from
+        for run_position, recipe in zip(self._run_positions.tolist(), self._run_recipes, strict=True):
+            values = tuple(value for value in self._op_outputs[recipe] if value in self._dropped)
+            absent = []
+            for value in values:
                 # A storage from before the step is always there.
-                end = self._end_of_storage.get(step.value_storage[value])
-                if value in self._dropped and end is not None and end + 1 < run_position:
-                    of_op[op].append(Absence(end + 1, run_position, step.value_bytes[value]))
-        return of_op
+                end = self._end_of_storage.get(step.value_storage[value], NEVER)
+                back = arrives_from.get(value, run_position)
+                if end + 1 < back:
+                    absent.append(Absence(end + 1, back, step.value_bytes[value]))
+            yield RecipeRun(recipe if recipe < step.num_ops else None, values, tuple(absent))
 
     def traffic(self) -> Traffic:
         """Return the buffers and workspaces of the step, at their positions."""
