@@ -7,7 +7,8 @@ Llamas of 500 to 20,000 ops (forward and backward) and for chains whose blocks a
 profile take milliseconds. Where plans may offload, over a link as an H200 has it, the first such call takes longer:
 that comes on top. The growth exponent is the slope from one size to the next: 1 is linear. Gaps are what frontier()
 reports at eight peaks between the smallest and the plain step's, and at the smallest, as a share of the step, for five
-families at real sizes (``tests/planning/model_families.py``). Minimums are what a budget that is too small is told for
+families at real sizes (``tests/planning/model_families.py``); and on average what plan() reports for 64 budgets between
+these, which need not be the peak of any plan. Minimums are what a budget that is too small is told for
 each: the smallest peak found, the one that no plan can stay below, and the seconds until then.
 """
 
@@ -18,6 +19,7 @@ import json
 import math
 import os
 import platform
+import statistics
 import sys
 import time
 from dataclasses import replace
@@ -40,7 +42,7 @@ from memfit.planning.step import Step
 from memfit.units import format_bytes
 
 NUMS_OPS = (500, 1_000, 2_000, 5_000, 10_000, 20_000)
-NUM_BUDGETS = 8
+NUM_BUDGETS, NUM_BUDGETS_BETWEEN = 8, 64
 LINK = Link(
     out_bytes_per_second=54e9,
     back_bytes_per_second=55e9,
@@ -108,8 +110,13 @@ def measure_times() -> dict[str, list[dict[str, float]]]:
 def measure_gaps() -> dict[str, dict[str, object]]:
     results: dict[str, dict[str, object]] = {}
     for family, make in FAMILIES.items():
-        points = frontier(make(), points=NUM_BUDGETS + 2)
+        profile = make()
+        points = frontier(profile, points=NUM_BUDGETS + 2)
+        high, low = points[0].peak_bytes, points[-1].peak_bytes
+        budgets = [low + (high - low) * number // NUM_BUDGETS_BETWEEN for number in range(NUM_BUDGETS_BETWEEN)]
+        gaps = [plan(profile, budget=budget).optimality_gap for budget in budgets]
         results[family] = {
+            "mean_gap_of_budgets": statistics.fmean(gaps),
             "plain_peak_bytes": points[0].peak_bytes,
             "smallest_peak_bytes": points[-1].peak_bytes,
             "points": [
@@ -176,10 +183,12 @@ def markdown(results: dict) -> str:
         lines += [head, "|---|" + "---:|" * len(rows), *body, ""]
     num_points = max(len(row["points"]) for row in results["gaps"].values())
     lines += [
-        "| gap, from the largest peak to the smallest |" + " |" * num_points,
-        "|---|" + "---:|" * num_points,
+        "| gap, from the largest peak to the smallest |" + " |" * num_points + " budgets between, on average |",
+        "|---|" + "---:|" * (num_points + 1),
         *(
-            f"| {family} | " + " | ".join(f"{point['optimality_gap']:.2%}" for point in row["points"]) + " |"
+            f"| {family} | "
+            + " | ".join(f"{point['optimality_gap']:.2%}" for point in row["points"])
+            + f" | {row['mean_gap_of_budgets']:.2%} |"
             for family, row in results["gaps"].items()
         ),
         "",

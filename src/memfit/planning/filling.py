@@ -14,7 +14,7 @@ from memfit.planning.step import Step
 from memfit.planning.trade_off import Candidate, TradeOff
 
 # How many plans a step of one op could pay for.
-_EFFORT_OPS = 5_000_000
+_EFFORT_OPS = 2_500_000
 _NUM_ROUNDS = 2
 _NUM_PARTS = 4
 _TRIES_PER_HOLE = 3 * (_NUM_PARTS - 1)

@@ -18,7 +18,7 @@ from memfit.planning.trade_off import Candidate
 Judge = Callable[[frozenset[int], Offloading], Candidate]
 
 # How many budgets a step of one op could pay for, and how many there are at most.
-_EFFORT_OPS, _MOST_BUDGETS = 800_000, 128
+_EFFORT_OPS, _MOST_BUDGETS = 160_000, 128
 # What was saved lets others be let go of sooner, which makes room for more.
 _MOST_LOOKS = 3
 
