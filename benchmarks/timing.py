@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+
+from memfit.capture.clocks import moments_on
 
 Step = Callable[[], object]
 
@@ -28,13 +29,12 @@ def seconds_in_a_row(step: Step, device: torch.device, num_steps: int, *, num_le
             step()
             seconds.append(time.perf_counter() - begin)
         return seconds
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
-    for event in events:
+    moments = moments_on(device)
+    for _ in range(num_steps + 1):
         # The first step's end is where the second begins.
         step()
-        event.record()
-    torch.cuda.synchronize(device)
-    return [begin.elapsed_time(end) / 1e3 for begin, end in itertools.pairwise(events)]
+        moments.mark()
+    return moments.seconds_between()
 
 
 @contextmanager

@@ -10,22 +10,23 @@ from dataclasses import replace
 import pytest
 from tests.planning.model_families import chain, gpt
 
-from memfit.planning import known_steps, simulator
+from memfit.planning import known_steps
 from memfit.planning.known_steps import known_step
 from memfit.planning.planner import frontier, plan
+from memfit.planning.walk import Walk
 
 
 @pytest.fixture
 def num_walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count every walk over a step, whoever asks for it."""
     counted = [0]
-    walk = simulator._Walk.__init__
+    walk = Walk.__init__
 
-    def counting(self: simulator._Walk, *arguments: object) -> None:
+    def counting(self: Walk, *arguments: object) -> None:
         counted[0] += 1
         walk(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(simulator._Walk, "__init__", counting)
+    monkeypatch.setattr(Walk, "__init__", counting)
     return counted
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
-from memfit.planning.simulator import RecipeRun, absences
+from memfit.planning.simulator import absences
 from memfit.planning.step import Step
 from memfit.planning.trade_off import Candidate
+from memfit.planning.walk import RecipeRun
 
 # Judges a plan that recomputes these values, as far as the engine would, and offloads others.
 Judge = Callable[[frozenset[int], Offloading], Candidate]
