@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from gradients import compare, sums_in_a_fixed_order
-from quiet_host import QuietHost
+from quiet_host import Moment, QuietHost
 from rich.console import Console
 from rich.table import Table
 from rows import Row
@@ -43,6 +43,10 @@ _LEAD_IN_SECONDS, _MOST_LEAD_IN_STEPS = 0.3, 6
 # In each round its steps are then timed for so long, unless their number is told: longer, and a disturbance would be
 # likely; and not fewer steps or more.
 _TIMED_SECONDS, _FEWEST_TIMED_STEPS, _MOST_TIMED_STEPS = 0.4, 2, 10
+# Rounds in which a way was disturbed are left out where it has so many others.
+_FEWEST_QUIET_ROUNDS = 2
+# The way that all are compared with takes its turn again after so many others: an error of its is one of all.
+_OTHERS_BETWEEN_FIRST = 8
 
 
 class TimeLimitError(BaseException):
@@ -72,9 +76,15 @@ class _Entrant:
     gradient_error: float | None = None
     # Of one step, roughly: to know how many of them to run.
     rough_seconds: float = 1.0
-    seconds: list[float] = field(default_factory=list)
-    num_disturbed: int = 0
+    rounds: list[Moment[list[float]]] = field(default_factory=list)
     error: str | None = None
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of all its steps that count."""
+        quiet = [moment for moment in self.rounds if moment.is_quiet]
+        counted = quiet if len(quiet) >= _FEWEST_QUIET_ROUNDS else self.rounds
+        return [seconds for moment in counted for seconds in moment.result]
 
 
 class Race:
@@ -97,8 +107,7 @@ class Race:
         self._step = training_step(model, output_and_loss, keep_gradients)
         self._entrants: dict[str, _Entrant] = {}
         self._same_as: dict[str, str] = {}
-        # A CPU that computes needs all of its cores.
-        self._quiet_host = QuietHost() if self.device.type == "cuda" and sys.platform == "linux" else None
+        self._quiet_host: QuietHost | None = None
 
     def enter(self, name: str, way: Way, *, slow_limit_seconds: float | None = None) -> int | None:
         """Let a way take part and return the peak of its step, or None where it raised.
@@ -131,7 +140,7 @@ class Race:
         def run() -> None:
             self._take_peak(entrant)
             entrant.gradient_error = compare(self._gradients_of_a_step(), reference)
-            entrant.seconds = seconds_in_a_row(self._step, self.device, num_steps)
+            entrant.rounds = [_unwatched(seconds_in_a_row(self._step, self.device, num_steps))]
 
         self._attempt(entrant, run)
 
@@ -143,7 +152,7 @@ class Race:
             graph = self._captured(entrant)
             graph.replay()
             entrant.gradient_error = compare(self._gradients(), reference)
-            entrant.seconds = seconds_in_a_row(graph.replay, self.device, num_steps)
+            entrant.rounds = [_unwatched(seconds_in_a_row(graph.replay, self.device, num_steps))]
 
         self._attempt(entrant, run)
         self._let_go()
@@ -218,6 +227,14 @@ class Race:
         self._step()
         return self._gradients()
 
+    def look_for_quiet_moments(self) -> None:
+        """Time steps only while nobody disturbs the host, as far as such moments are found.
+
+        For a device that waits for the host. A CPU that computes would need all of its cores.
+        """
+        if sys.platform == "linux":
+            self._quiet_host = QuietHost()
+
     def run_rounds(
         self, num_rounds: int, *, steps_per_round: int | None, fewest_rounds: int = 1, end_by: float | None = None
     ) -> int:
@@ -227,7 +244,7 @@ class Race:
         After ``fewest_rounds``, a round that would not end before ``end_by`` (of time.perf_counter) is not begun. Slow
         ways come after all the others: they leave the device idle, and cold.
         """
-        order = [entrant for entrant in self._entrants.values() if not entrant.is_slow]
+        order = self._turns()
         with no_garbage_collection():
             for number in range(num_rounds):
                 begin = time.perf_counter()
@@ -244,6 +261,16 @@ class Race:
             for _ in range(min(num_rounds, _ROUNDS_OF_SLOW_WAYS)):
                 self._time(slow, steps_per_round, end_by)
         return num_rounds
+
+    def _turns(self) -> list[_Entrant]:
+        """Return who is timed in a round, one after the other: the first way again and again."""
+        first, *others = (entrant for entrant in self._entrants.values() if not entrant.is_slow)
+        turns = [first]
+        for number, entrant in enumerate(others):
+            if number and number % _OTHERS_BETWEEN_FIRST == 0:
+                turns.append(first)
+            turns.append(entrant)
+        return turns
 
     def _time(self, entrants: Sequence[_Entrant], num_steps: int | None, end_by: float | None) -> None:
         left = [entrant for entrant in entrants if entrant.error is None]
@@ -303,18 +330,18 @@ class Race:
         def run() -> list[float]:
             return seconds_in_a_row(self._step, self.device, num_steps, num_lead_in_steps=num_lead_in)
 
-        if self._quiet_host is None:
-            entrant.seconds += run()
-            return
-        seconds, num_disturbed = self._quiet_host.undisturbed(run, limit_seconds)
-        entrant.seconds += seconds
-        entrant.num_disturbed += num_disturbed
+        moment = _unwatched(run()) if self._quiet_host is None else self._quiet_host.undisturbed(run, limit_seconds)
+        entrant.rounds.append(moment)
 
     def _held(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers(), *self._gradients(), *self._batch]
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+
+
+def _unwatched(seconds: list[float]) -> Moment[list[float]]:
+    return Moment(seconds, is_quiet=True, num_disturbed=0)
 
 
 def _num_steps_in(seconds: float, entrant: _Entrant, fewest: int, most: int) -> int:
@@ -341,7 +368,7 @@ def _row(name: str, entrant: _Entrant, first_seconds: float) -> Row:
         quartiles_ms=(1e3 * low, 1e3 * high),
         ratio=median / first_seconds,
         num_timed_steps=len(times),
-        num_disturbed=entrant.num_disturbed,
+        num_disturbed=sum(moment.num_disturbed for moment in entrant.rounds),
     )
 
 
@@ -360,6 +387,8 @@ def measure(
     for name, way in ways.items():
         race.enter(name, way)
     race.compare_gradients(num_repeats=0)
+    if race.device.type == "cuda":
+        race.look_for_quiet_moments()
     race.run_rounds(num_rounds, steps_per_round=steps_per_round)
     rows = race.rows()
     failed = [f"{row.way}: {row.error}" for row in rows if row.error is not None]

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 _Result = TypeVar("_Result")
 # So much longer than it ever took, and something else is at work. Two halves of a core take 1.7 times as long.
@@ -24,6 +24,14 @@ _NUM_SAMPLES = 5
 _LONGEST_WAIT_SECONDS = 0.5
 # What is disturbed again and again is taken as it is.
 _MOST_TRIES = 4
+
+
+class Moment(NamedTuple, Generic[_Result]):
+    """What was run in the last of a few moments, whether that was a quiet one, and how many were not."""
+
+    result: _Result
+    is_quiet: bool
+    num_disturbed: int
 
 
 class QuietHost:
@@ -38,8 +46,8 @@ class QuietHost:
         self._least_seconds = math.inf
         self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
 
-    def undisturbed(self, run: Callable[[], _Result], limit_seconds: float = math.inf) -> tuple[_Result, int]:
-        """Return what ``run`` gave in a quiet moment, or in the last of a few, and how many were none.
+    def undisturbed(self, run: Callable[[], _Result], limit_seconds: float = math.inf) -> Moment[_Result]:
+        """Return what ``run`` gave in a quiet moment, or in the last of a few.
 
         After ``limit_seconds`` it is not run again.
         """
@@ -52,10 +60,10 @@ class QuietHost:
                 os.sched_setaffinity(0, {own})
                 result = run()
                 if self._is_quiet(own) and self._is_quiet(others):
-                    return result, num_disturbed
+                    return Moment(result, True, num_disturbed)
                 num_disturbed += 1
                 if num_disturbed == _MOST_TRIES or time.perf_counter() >= end:
-                    return result, num_disturbed
+                    return Moment(result, False, num_disturbed)
 
     def _two_quiet_cores(self, end: float) -> tuple[int, int]:
         """Return two cores, quiet ones if they are found by then; the same one twice where there is but one."""

@@ -13,7 +13,7 @@ class Row:
 
     A way that raised, or was too slow to be timed, says so in ``error``; what it did not get to is None. ``same_as``
     names the way whose measurement this is, where two ways do exactly the same. ``num_disturbed`` is how often its
-    steps were timed while the host was disturbed; all but the last such try of a round were left out.
+    steps were timed while the host was disturbed; where it was quiet in two rounds, none of those count.
     """
 
     way: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import statistics
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from frontier_models import SUBJECTS
 from gradients import compare, sums_in_a_fixed_order
 from measuring import Race, TimeLimitError, measure
 from peers import transformers_switch
+from quiet_host import Moment
 from torch import Tensor, nn
 
 
@@ -130,6 +132,53 @@ def test_rounds_end_with_the_time_but_not_before_the_fewest(seconds_left: float,
     end_by = time.perf_counter() + seconds_left
     assert race.run_rounds(5, steps_per_round=2, fewest_rounds=3, end_by=end_by) == num_rounds
     assert race.rows()[0].num_timed_steps == 2 * num_rounds
+
+
+def test_the_way_that_all_are_compared_with_takes_its_turn_again_between_the_others() -> None:
+    turns: list[int] = []
+
+    @contextlib.contextmanager
+    def noting(number: int) -> Iterator[None]:
+        turns.append(number)
+        yield
+
+    subject = Subject()
+    race = Race(subject.model, subject.output_and_loss, [subject.batch], keep_gradients=False)
+    for number in range(12):
+        race.enter(str(number), lambda number=number: noting(number))
+    turns.clear()
+    race.run_rounds(2, steps_per_round=3)
+    there = [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 9, 10, 11]
+    assert turns == [*there, *reversed(there)]
+    assert [row.num_timed_steps for row in race.rows()] == [12] + [6] * 11
+
+
+@pytest.mark.parametrize(
+    ("are_quiet", "counted"),
+    [
+        ([True, True, True], [1.0, 2.0, 3.0]),
+        ([True, False, True], [1.0, 3.0]),
+        ([False, True, False], [1.0, 2.0, 3.0]),
+        ([False, False, False], [1.0, 2.0, 3.0]),
+    ],
+)
+def test_rounds_that_were_disturbed_count_only_where_there_are_too_few_others(
+    are_quiet: list[bool], counted: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = [Moment([1.0 + number], is_quiet, 2 - is_quiet) for number, is_quiet in enumerate(are_quiet)]
+
+    class Host:
+        def undisturbed(self, run: object, limit_seconds: float) -> Moment[list[float]]:
+            return moments.pop(0)
+
+    monkeypatch.setattr("measuring.QuietHost", Host)
+    race = Subject().race()
+    race.look_for_quiet_moments()
+    race.run_rounds(3, steps_per_round=1)
+    (plain,) = race.rows()
+    assert plain.median_ms == 1e3 * statistics.median(counted)
+    assert plain.num_timed_steps == len(counted)
+    assert plain.num_disturbed == 6 - sum(are_quiet)
 
 
 def test_the_same_way_under_another_name_has_the_same_numbers() -> None:

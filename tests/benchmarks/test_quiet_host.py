@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from quiet_host import QuietHost
+from quiet_host import Moment, QuietHost
 
 
 class Host:
@@ -35,21 +35,21 @@ def speeds_after_runs(host: Host, speeds: list[float]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("speeds", "result", "num_disturbed"),
+    ("speeds", "moment"),
     [
-        pytest.param([1e-3], 0, 0, id="quiet"),
-        pytest.param([1.2e-3], 0, 0, id="hardly slower"),
-        pytest.param([1.7e-3, 1e-3], 1, 1, id="disturbed once"),
-        pytest.param([1.7e-3] * 9, 3, 4, id="disturbed for good"),
+        pytest.param([1e-3], Moment(0, True, 0), id="quiet"),
+        pytest.param([1.2e-3], Moment(0, True, 0), id="hardly slower"),
+        pytest.param([1.7e-3, 1e-3], Moment(1, True, 1), id="disturbed once"),
+        pytest.param([1.7e-3] * 9, Moment(3, False, 4), id="disturbed for good"),
     ],
 )
-def test_what_was_disturbed_runs_again_and_the_last_try_counts_as_it_is(
-    speeds: list[float], result: int, num_disturbed: int, host: Host
+def test_what_was_disturbed_runs_again_and_the_last_try_is_told_as_it_is(
+    speeds: list[float], moment: Moment[int], host: Host
 ) -> None:
     quiet = QuietHost(host.work)
-    assert quiet.undisturbed(lambda: "to know the host's speed") == ("to know the host's speed", 0)
+    assert quiet.undisturbed(lambda: "to know the host's speed") == ("to know the host's speed", True, 0)
     runs = speeds_after_runs(host, speeds)
-    assert quiet.undisturbed(lambda: next(runs)) == (result, num_disturbed)
+    assert quiet.undisturbed(lambda: next(runs)) == moment
 
 
 def test_after_its_limit_it_is_not_run_again(host: Host) -> None:
@@ -62,7 +62,7 @@ def test_after_its_limit_it_is_not_run_again(host: Host) -> None:
         runs.append(host.now)
         host.now += 2.0
 
-    assert quiet.undisturbed(run, limit_seconds=4.0) == (None, 2)
+    assert quiet.undisturbed(run, limit_seconds=4.0) == (None, False, 2)
     assert len(runs) == 2
 
 
