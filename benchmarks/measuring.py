@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -185,28 +185,32 @@ class Race:
     def compare_gradients(self, *, num_repeats: int) -> None:
         """Compare all with the first way's gradients, and that with itself ``num_repeats`` times.
 
-        ``kernel_noise`` is how far the first way strays from itself as it trains. Where it does, all are compared with
-        kernels that sum in a fixed order, so that a way whose gradients differ can be told from kernels that do;
-        ``gradient_noise`` is how far the first way strays from itself then. Call it after the peaks are taken, in which
-        the reference must not be counted.
+        ``kernel_noise`` is how far the first way strays from itself as it trains. Where it does, or any other way does,
+        all are compared with kernels that sum in a fixed order, so that a way whose gradients differ can be told from
+        kernels that do; ``gradient_noise`` is how far the first way strays from itself then. Call it after the peaks
+        are taken, in which the reference must not be counted.
         """
-        names = iter(self._entrants)
-        first = self._entrants[next(names)]
+        first, *others = self._entrants.values()
         with first.way():
             self.kernel_noise = self._distance_between_steps(min(num_repeats, _FEWEST_REPEATS))
-        with sums_in_a_fixed_order(self._step) if self.kernel_noise else nullcontext():
-            with first.way():
-                self.gradient_noise = self._distance_between_steps(num_repeats) if self.kernel_noise else 0.0
-                reference = [gradient.clone() for gradient in self._gradients_of_a_step()]
-            first.gradient_error = 0.0
-            for name in names:
-                entrant = self._entrants[name]
-                if entrant.error is None:
-                    entrant.gradient_error = self._attempt(
-                        entrant, lambda: compare(self._gradients_of_a_step(), reference)
-                    )
+        first.gradient_error = 0.0
+        # Kernels that stray now and then may have been of one mind in the few plain steps.
+        if self.kernel_noise or not self._all_equal(others):
+            with sums_in_a_fixed_order(self._step):
+                with first.way():
+                    self.gradient_noise = self._distance_between_steps(num_repeats)
+                self._all_equal(others)
         again = self._entrants.get("plain again", first).gradient_error
         self.gradient_noise = max(self.gradient_noise, again or 0.0)
+
+    def _all_equal(self, others: Sequence[_Entrant]) -> bool:
+        """Compare the gradients of ``others`` with the first way's, and return whether all are equal, bit for bit."""
+        with next(iter(self._entrants.values())).way():
+            reference = [gradient.clone() for gradient in self._gradients_of_a_step()]
+        for entrant in others:
+            if entrant.error is None:
+                entrant.gradient_error = self._attempt(entrant, lambda: compare(self._gradients_of_a_step(), reference))
+        return not any(entrant.gradient_error for entrant in others)
 
     def _distance_between_steps(self, num_repeats: int) -> float:
         """Return how far the gradients of so many steps are from those of one before them, at most."""
