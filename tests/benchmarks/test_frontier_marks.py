@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontier_marks import Mark, Verdict, compared, marks_of, points_in_words, verdict_beside
+from frontier_marks import Mark, Verdict, compared, marks_of, verdict_beside
 from frontier_plots import draw
 from frontier_results import GIB, ModelResult, load
 from frontier_results import OFFLOADING as SAVE_ON_CPU
 from frontier_tables import BEGIN, END, markdown, replaced
 from rows import Row
 
-ROOT = Path(__file__).parents[2]
 EVERY_BLOCK = "torch: checkpoint every block"
 SELECTIVE = "torch: selective, save matmuls + attention"
 MODEL_GIB = 1
@@ -308,21 +307,8 @@ def test_only_what_stands_between_the_markers_is_replaced() -> None:
             replaced(wrong, "new")
 
 
-def test_the_page_shows_the_committed_results() -> None:
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    models = load(sorted((ROOT / "benchmarks/results/frontier-h200").glob("*.json")))
-    assert replaced(page, markdown(models, ROOT / "docs/images")) == page
-
-
 def test_rows_are_written_as_they_are_read() -> None:
     entry = Row.from_data(row("a way", 1.5, 2.0, error=None, same_as="another"))
     assert Row.from_data(json.loads(json.dumps(entry.as_data()))) == entry
     assert entry.quartile_ratios == pytest.approx((1.49, 1.51))
     assert not dataclasses.replace(entry, ratio=None).is_measured
-
-
-def test_the_points_that_the_readme_counts_are_those_of_the_committed_results() -> None:
-    models = load(sorted((ROOT / "benchmarks/results/frontier-h200").glob("*.json")))
-    assert points_in_words(models) == "At 52 peaks of ways that recompute: faster at 46, as fast at 6."
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "faster at 46 of 52 such points, as fast within the spread at 6, slower at none" in readme

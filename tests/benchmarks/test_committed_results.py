@@ -1,0 +1,52 @@
+"""The committed results of the frontier: whole, as good as they are said to be, and those that the pages show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from frontier_compiled import BUDGETS
+from frontier_marks import marks_of, points_in_words
+from frontier_models import SUBJECTS
+from frontier_results import ModelResult, load
+from frontier_tables import markdown, replaced
+
+ROOT = Path(__file__).parents[2]
+_LONGEST_SECONDS = 240
+_FEWEST_PLANS = 8
+
+
+@pytest.fixture(scope="module")
+def models() -> list[ModelResult]:
+    return load(sorted((ROOT / "benchmarks/results/frontier-h200").glob("*.json")))
+
+
+def test_the_page_shows_them(models: list[ModelResult]) -> None:
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    assert replaced(page, markdown(models, ROOT / "docs/images")) == page
+
+
+def test_all_models_are_there_and_meet_every_mark(models: list[ModelResult]) -> None:
+    assert sorted(model.name for model in models) == sorted(SUBJECTS)
+    missed = [(model.name, mark) for model in models for mark in marks_of(model) if mark.is_met is False]
+    assert missed == []
+    judged = {mark.name for model in models for mark in marks_of(model) if mark.is_met}
+    assert judged == {mark.name for mark in marks_of(models[0])}
+
+
+def test_each_was_compiled_at_every_budget(models: list[ModelResult]) -> None:
+    ways = ["plain", *(f"torch.compile at a budget of {budget}" for budget in BUDGETS), "plain again"]
+    for model in models:
+        assert [row.way for row in model.compiled.values() if row.is_measured] == ways, model.name
+
+
+def test_each_has_plans_enough_and_took_no_longer_than_it_may(models: list[ModelResult]) -> None:
+    for model in models:
+        assert len(model.memfit_rows()) >= _FEWEST_PLANS, model.name
+        assert model.facts["seconds"]["all"] <= _LONGEST_SECONDS, model.name
+
+
+def test_the_readme_counts_their_points(models: list[ModelResult]) -> None:
+    assert points_in_words(models) == "At 52 peaks of ways that recompute: faster at 46, as fast at 6."
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "faster at 46 of 52 such points, as fast within the spread at 6, slower at none" in readme
