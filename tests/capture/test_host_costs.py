@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, replace
+from typing import Any
 
 import pytest
 from tests.engine.plans import every_value, profile_of
@@ -13,6 +15,7 @@ from memfit.graph.model_profile import HostCosts
 from memfit.graph.plan import Decision
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
+from memfit.runtime.regions import Region
 
 GPT = BY_NAME["gpt"]
 COSTS = HostCosts(
@@ -27,6 +30,37 @@ def test_everything_that_the_engine_does_takes_some_time() -> None:
     for seconds in astuple(costs)[2:-1]:
         assert 0 <= seconds < 1e-3
     assert costs.recorded_op > 1e-7
+
+
+def test_going_into_a_module_does_not_cost_what_a_forward_pass_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent: list[float] = []
+
+    class Dear:
+        """A tape that takes ten seconds to begin, and one for each module."""
+
+        report = None
+
+        def __init__(self) -> None:
+            spent.append(10.0)
+
+        def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            spent.append(1.0)
+            return forward(*args, **kwargs)
+
+        def close(self, *, is_complete: bool = True) -> None:
+            pass
+
+    def seconds_spent(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+        seconds = {}
+        for name, run in runs.items():
+            spent.clear()
+            run()
+            seconds[name] = sum(spent)
+        return seconds
+
+    monkeypatch.setattr("memfit.capture.host_costs.new_tape", Dear)
+    monkeypatch.setattr("memfit.capture.host_costs._least_seconds_of_each", seconds_spent)
+    assert measured_host_costs(0.0, 0.0).entry == 1.0
 
 
 @pytest.mark.parametrize(("factor", "fitted_factor"), [(2.0, 2.0), (0.1, 1.0), (100.0, 5.0)])
