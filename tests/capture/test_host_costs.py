@@ -43,6 +43,9 @@ def test_going_into_a_module_does_not_cost_what_a_forward_pass_does(monkeypatch:
         def __init__(self) -> None:
             spent.append(10.0)
 
+        def begin(self, owner: object) -> None:
+            pass
+
         def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             spent.append(1.0)
             return forward(*args, **kwargs)

@@ -22,7 +22,7 @@ USUAL_COSTS = HostCosts(
     backward=0.0,
     recorded_op=1e-6,
     dropped_op=1e-6,
-    entry=1.5e-6,
+    entry=5e-7,
     watched_save=2e-6,
     replayed_op=2e-6,
 )

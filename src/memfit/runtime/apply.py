@@ -18,6 +18,7 @@ from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, wrap_forward
 from memfit.runtime.model_inputs import InputCheck
+from memfit.runtime.native_tape import way_into
 from memfit.runtime.regions import Region, regions_of
 from memfit.runtime.tape_choice import TapeChoice
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
@@ -86,6 +87,7 @@ class _ForwardPasses:
         tape = self._in_thread.tape = self._new_tape()
         is_complete = False
         try:
+            tape.begin(self)
             yield tape
             is_complete = True
         finally:
@@ -114,7 +116,7 @@ class _ForwardPasses:
             with self._pass() as tape:
                 return tape.run(region, forward, args, kwargs)
 
-        return run_region
+        return way_into(region, self, run_region)
 
 
 def _refuse_unfit(model: nn.Module, plan: Plan) -> None:

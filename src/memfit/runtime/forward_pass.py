@@ -14,6 +14,10 @@ class ForwardPass(Protocol):
     report: Callable[[bool], None] | None
     """Told, after a whole pass, whether the ops were called as often as the plan expects."""
 
+    def begin(self, owner: object) -> None:
+        """Tell that from now on, in this thread, this is the pass of ``owner``, whose regions will be gone into."""
+        ...
+
     def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as part of ``region``, which may lie inside another."""
         ...

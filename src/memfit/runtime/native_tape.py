@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from memfit.runtime.forward_pass import ForwardPass
+from memfit.runtime.forward_wrapping import Runner
 from memfit.runtime.native_build import native_module
 from memfit.runtime.offloading import Offloading, torn_value_error
 from memfit.runtime.op_rules import Treatment, rule_for
@@ -29,6 +30,18 @@ def new_tape() -> ForwardPass:
     if native is None or outer_saved_tensors_hooks() is not None or native.is_listening():
         return Tape()
     return NativeTape(native)
+
+
+def way_into(region: Region, owner: object, longer_way: Runner) -> Runner:
+    """Return what runs a forward as part of ``region``, in C++ while a pass of ``owner`` is under way in the thread.
+
+    All else is left to ``longer_way``, in Python.
+    """
+    native = _configured_module()
+    if native is None:
+        return longer_way
+    shortest: Runner = native.way_in(_in_native_form(native, region), owner, longer_way)
+    return shortest
 
 
 @contextmanager
@@ -68,19 +81,27 @@ class NativeTape:
         self._native = native
         self._pass = native.ForwardPass()
 
+    def begin(self, owner: object) -> None:
+        """Let the regions of ``owner`` in this thread be gone into by the shortest way."""
+        self._pass.begin(owner)
+
     def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as part of ``region``."""
-        if region.in_native_form is None:
-            region.in_native_form = self._native.Region(
-                region.place, region.patterns, region.num_calls, region.window_bytes, region.records, region.watches
-            )
-        return self._pass.run(region.in_native_form, forward, args, kwargs)
+        return self._pass.run(_in_native_form(self._native, region), forward, args, kwargs)
 
     def close(self, *, is_complete: bool = True) -> None:
         """End the pass, and forget how to replay what outlives it, such as the model's outputs: nobody will ask."""
         if is_complete and self.report is not None:
             self.report(self._pass.has_heard_what_was_planned())
         self._pass.close()
+
+
+def _in_native_form(native: Any, region: Region) -> object:
+    if region.in_native_form is None:
+        region.in_native_form = native.Region(
+            region.place, region.patterns, region.num_calls, region.window_bytes, region.records, region.watches
+        )
+    return region.in_native_form
 
 
 @functools.cache

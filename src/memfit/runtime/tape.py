@@ -75,6 +75,9 @@ class Tape(DispatchMode):
         self._hooks = (self._pack, self._unpack)
         self._watch = torch.autograd.graph.saved_tensors_hooks(*self._hooks)
 
+    def begin(self, owner: object) -> None:
+        """In Python there is but one way into a region."""
+
     def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as part of ``region``, which may lie inside another: record there, or watch, or both.
 

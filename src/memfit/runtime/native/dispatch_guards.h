@@ -21,6 +21,11 @@ struct BelowAutogradAndAutocast {
   c10::impl::ExcludeDispatchKeyGuard unheard{KEY};
 };
 
+// Whether a function transform of torch.func is at work here.
+inline bool is_in_transform() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
 // What torch itself takes away where no dispatch mode is to see what is run (`torch._C._DisableTorchDispatch`).
 struct UnseenByDispatchModes {
   c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(

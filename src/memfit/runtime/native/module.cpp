@@ -7,6 +7,7 @@
 // the other side of what is defined below.
 
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/PyInterpreter.h>
 
 #include "tape.h"
@@ -84,6 +85,15 @@ PyMethodDef unpack_method = {"unpack", unpack, METH_O, nullptr};
 
 c10::SafePyObject safe(const py::object& object) { return {Py_NewRef(object.ptr()), getPyInterpreter()}; }
 
+class ForwardPass;
+
+// Whose pass is under way in this thread, and which.
+struct UnderWay {
+  PyObject* owner = nullptr;
+  ForwardPass* pass = nullptr;
+};
+thread_local UnderWay under_way;
+
 // One forward pass, as `native_tape.py` sees it: `Tape.run`, where there are no hooks around the model.
 class ForwardPass {
  public:
@@ -93,18 +103,31 @@ class ForwardPass {
     unpack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_method, nullptr));
   }
 
-  py::object run(const intrusive_ptr<Region>& region, const py::object& forward, const py::tuple& args,
-                 const py::dict& kwargs) {
+  ~ForwardPass() { leave(); }
+  ForwardPass(const ForwardPass&) = delete;
+
+  // From now on this is the pass of ``owner`` in this thread.
+  void begin(const py::object& owner) {
+    around_ = under_way;
+    under_way = {owner.ptr(), this};
+  }
+  // Null where Python raised.
+  PyObject* run(const intrusive_ptr<Region>& region, PyObject* forward, PyObject* args, PyObject* kwargs) {
     std::optional<Inside> inside;
     if (are_hooks_as_left()) inside.emplace(*this, region);
-    auto* result = PyObject_Call(forward.ptr(), args.ptr(), kwargs.ptr());
-    if (result == nullptr) throw py::error_already_set();
-    return py::reinterpret_steal<py::object>(result);
+    return PyObject_Call(forward, args, kwargs);
   }
   bool has_heard_what_was_planned() const { return tape_->has_heard_what_was_planned(); }
-  void close() { tape_->close(); }
+  void close() {
+    leave();
+    tape_->close();
+  }
 
  private:
+  void leave() {
+    if (under_way.pass == this) under_way = around_;
+  }
+
   class Inside {
    public:
     Inside(ForwardPass& forward_pass, const intrusive_ptr<Region>& region)
@@ -153,11 +176,42 @@ class ForwardPass {
   }
 
   std::unique_ptr<Tape> tape_;
+  UnderWay around_;
   py::object pack_hook_;
   py::object unpack_hook_;
   bool is_watching_ = false;
   bool is_recording_ = false;
 };
+
+// The way into a region without any Python, while a pass of ``owner`` is under way. What else there is to be seen to,
+// ``longer_way`` does.
+struct WayIn {
+  intrusive_ptr<Region> region;
+  py::object owner;
+  py::object longer_way;
+};
+constexpr const char* WAY_IN = "memfit.way_in";
+
+// Takes what `forward_wrapping.Runner` does: the forward, its positional and its keyword arguments.
+PyObject* go_in(PyObject* capsule, PyObject* const* arguments, Py_ssize_t num_arguments) {
+  HANDLE_TH_ERRORS
+  const auto& way = *static_cast<WayIn*>(PyCapsule_GetPointer(capsule, WAY_IN));
+  const auto& [owner, pass] = under_way;
+  if (owner != way.owner.ptr() || num_arguments != 3 || !at::GradMode::is_enabled() || is_in_transform())
+    return PyObject_Vectorcall(way.longer_way.ptr(), arguments, num_arguments, nullptr);
+  return pass->run(way.region, arguments[0], arguments[1], arguments[2]);
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef go_in_method = {"go_in", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(go_in)), METH_FASTCALL,
+                            nullptr};
+
+py::object way_in(intrusive_ptr<Region> region, py::object owner, py::object longer_way) {
+  auto* way = new WayIn{std::move(region), std::move(owner), std::move(longer_way)};
+  const auto forget = [](PyObject* capsule) { delete static_cast<WayIn*>(PyCapsule_GetPointer(capsule, WAY_IN)); };
+  auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(way, WAY_IN, forget));
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&go_in_method, capsule.ptr()));
+}
 
 Pattern pattern_from(const py::handle& told) {
   Pattern pattern;
@@ -227,9 +281,17 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   py::class_<Region, intrusive_ptr<Region>>(module, "Region").def(py::init(&region_from));
   py::class_<ForwardPass>(module, "ForwardPass")
       .def(py::init<>())
-      .def("run", &ForwardPass::run)
+      .def("begin", &ForwardPass::begin)
+      .def("run",
+           [](ForwardPass& forward_pass, const intrusive_ptr<Region>& region, const py::object& forward,
+              const py::tuple& args, const py::dict& kwargs) {
+             auto* result = forward_pass.run(region, forward.ptr(), args.ptr(), kwargs.ptr());
+             if (result == nullptr) throw py::error_already_set();
+             return py::reinterpret_steal<py::object>(result);
+           })
       .def("has_heard_what_was_planned", &ForwardPass::has_heard_what_was_planned)
       .def("close", &ForwardPass::close);
+  module.def("way_in", &way_in);
   define_offloading(module);
   module.attr("key_name") = c10::toString(KEY);
   module.def("is_listening", [] { return listening_tape != nullptr; });
