@@ -87,6 +87,13 @@ def in_another_models_pass(run: Callable[[], object], owner: Owner) -> None:
     around.close()
 
 
+def after_passes_that_ended_in_no_order(run: Callable[[], object], owner: Owner) -> None:
+    around, inside = begun(owner), begun(Owner())
+    around.close()
+    inside.close()
+    run()
+
+
 def under_a_tape_in_python(run: Callable[[], object], owner: Owner) -> None:
     tape = Tape()
     tape.begin(owner)
@@ -119,6 +126,7 @@ def in_a_transform(run: Callable[[], object], owner: Owner) -> None:
         after_the_pass,
         after_a_pass_that_nobody_closed,
         in_another_models_pass,
+        after_passes_that_ended_in_no_order,
         under_a_tape_in_python,
         without_gradients,
         in_a_transform,

@@ -124,8 +124,11 @@ class ForwardPass {
   }
 
  private:
+  // Wherever it stands among the passes of this thread: whoever began one inside may still be at it.
   void leave() {
-    if (under_way.pass == this) under_way = around_;
+    auto* link = &under_way;
+    while (link->pass != nullptr && link->pass != this) link = &link->pass->around_;
+    if (link->pass == this) *link = std::exchange(around_, {});
   }
 
   class Inside {
@@ -196,7 +199,7 @@ constexpr const char* WAY_IN = "memfit.way_in";
 PyObject* go_in(PyObject* capsule, PyObject* const* arguments, Py_ssize_t num_arguments) {
   HANDLE_TH_ERRORS
   const auto& way = *static_cast<WayIn*>(PyCapsule_GetPointer(capsule, WAY_IN));
-  const auto& [owner, pass] = under_way;
+  const auto [owner, pass] = under_way;
   if (owner != way.owner.ptr() || num_arguments != 3 || !at::GradMode::is_enabled() || is_in_transform())
     return PyObject_Vectorcall(way.longer_way.ptr(), arguments, num_arguments, nullptr);
   return pass->run(way.region, arguments[0], arguments[1], arguments[2]);
