@@ -25,12 +25,12 @@ def markdown(models: Sequence[ModelResult], images: Path | None = None) -> str:
     return "\n".join([_summary(models), *(_model(model, images) for model in models)])
 
 
-def replaced(page: str, part: str) -> str:
+def replaced(page: str, part: str, begin: str = BEGIN, end: str = END) -> str:
     """Return ``page`` with ``part`` between its markers."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise ValueError(f"the page must have, once each and in this order, the lines {BEGIN!r} and {END!r}")
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{part.strip()}\n\n{END}{rest.partition(END)[2]}"
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise ValueError(f"the page must have, once each and in this order, the lines {begin!r} and {end!r}")
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n\n{part.strip()}\n\n{end}{rest.partition(end)[2]}"
 
 
 def _summary(models: Sequence[ModelResult]) -> str:
