@@ -1,4 +1,4 @@
-"""The committed results of the frontier: those that are shown are whole and as good as is said, and none is left out."""
+"""The committed results of the frontier: those that are shown are as good as is said, and none is left out."""
 
 from __future__ import annotations
 
