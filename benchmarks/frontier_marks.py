@@ -16,8 +16,8 @@
    torch's save_on_cpu among them, none is above its budget, and predicted peaks are within 2 % of the measured.
 8. *floor*: within the time that is asked for at given sizes (`frontier_results.NEAR_THE_FLOOR`), with the host's memory
    where that was run.
-9. *gradients*: equal to the plain step's, or no farther from them than plain steps are from each other. Where two plain
-   steps differ, both are run with kernels that sum in a fixed order. (In results from before that was so, both are the
+9. *gradients*: equal to the plain step's, or no farther from them than plain steps are from each other. Where any
+   steps differ, all are run with kernels that sum in a fixed order. (In results from before that was so, both are the
    largest of a few draws, so that a narrow miss can be chance; a wide one cannot.)
 
 Beside them, without a mark: the smallest feasible budget and full checkpointing's peak, seconds of planning, and what

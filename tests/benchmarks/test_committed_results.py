@@ -14,6 +14,8 @@ from frontier_runs import markdown as markdown_of_runs
 from frontier_tables import markdown, replaced
 
 ROOT = Path(__file__).parents[2]
+# A run that is to be shown and misses a mark is named here, not left out for a better one.
+KNOWN_TO_BE_MISSED: set[tuple[str, str]] = set()
 _LONGEST_SECONDS = 240
 _FEWEST_PLANS = 8
 
@@ -34,14 +36,12 @@ def test_the_page_lists_all_runs_that_are_kept() -> None:
     assert replaced(page, markdown_of_runs(runs), BEGIN, END) == page
     shown = [run for run in runs if run.is_shown]
     assert sorted(run.model.name for run in shown) == sorted(SUBJECTS)
-    # What is shown was chosen: the others are there, and are not as good.
-    assert any(run.missed for run in runs if not run.is_shown)
 
 
-def test_all_models_are_there_and_the_runs_that_are_shown_meet_every_mark(models: list[ModelResult]) -> None:
+def test_all_models_are_there_and_what_they_miss_is_known(models: list[ModelResult]) -> None:
     assert sorted(model.name for model in models) == sorted(SUBJECTS)
-    missed = [(model.name, mark) for model in models for mark in marks_of(model) if mark.is_met is False]
-    assert missed == []
+    missed = {(model.name, mark.name) for model in models for mark in marks_of(model) if mark.is_met is False}
+    assert missed == KNOWN_TO_BE_MISSED
     judged = {mark.name for model in models for mark in marks_of(model) if mark.is_met}
     assert judged == {mark.name for mark in marks_of(models[0])}
 

@@ -214,7 +214,7 @@ class Straying(nn.Module):
     def loss(self) -> tuple[Tensor, Tensor]:
         self._num_steps += 1
         strays = not torch.are_deterministic_algorithms_enabled() and self._strays(self._num_steps)
-        loss = (self.weight * (1.0 + 0.25 * strays + 0.125 * self.is_wrong)).sum()
+        loss = (self.weight * (1.0 + 1.0 * strays + 0.125 * self.is_wrong)).sum()
         return loss, loss
 
     @contextlib.contextmanager
@@ -227,7 +227,7 @@ class Straying(nn.Module):
 @pytest.mark.parametrize(
     ("stray_steps", "kernel_noise"),
     [
-        pytest.param(lambda number: number % 2 == 1, 0.2, id="in every second step"),
+        pytest.param(lambda number: number % 2 == 1, 0.5, id="in every second step"),
         # Entering takes six steps, the plain steps three, the reference one, and the second way is next.
         pytest.param(lambda number: number == 11, 0.0, id="not in plain steps"),
         pytest.param(lambda number: False, 0.0, id="never"),
@@ -242,7 +242,7 @@ def test_where_steps_differ_all_are_compared_with_sums_in_a_fixed_order(
     race.enter("plain again", contextlib.nullcontext)
     race.enter("wrong", model.wrong)
     race.compare_gradients(num_repeats=2)
-    assert race.kernel_noise == pytest.approx(kernel_noise, rel=0.5)
+    assert race.kernel_noise == kernel_noise
     assert race.gradient_noise == 0.0
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory

@@ -1,0 +1,218 @@
+// One forward pass: what autograd saves in it, the regions that it goes into, and the way there. It stands for the part
+// of `tape.py` that is about saves and regions, and for the runners of `apply.py`.
+
+#pragma once
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/PyInterpreter.h>
+
+#include "tape.h"
+
+namespace memfit {
+
+// What autograd is handed in place of a tensor: a capsule with a `Source` in it.
+constexpr const char* PACKED = "memfit.packed";
+
+inline PyObject* packed(Source source) {
+  return PyCapsule_New(new Source(std::move(source)), PACKED,
+                       [](PyObject* capsule) { delete static_cast<Source*>(PyCapsule_GetPointer(capsule, PACKED)); });
+}
+
+inline PyObject* Tape::pack(PyObject* object) {
+  const auto& tensor = THPVariable_Unpack(object);
+  const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  if (type != THPVariableClass && type != python->parameter_class.ptr()) {
+    if (tensor.is_leaf()) return Py_NewRef(object);
+    return PyObject_CallMethod(object, "detach", nullptr);
+  }
+  forget_dead_storages();
+  if (is_strided(tensor)) {
+    intrusive_ptr<DroppedValue> dropped;
+    {
+      std::lock_guard lock(notes.mutex);
+      auto* note = notes.on(tensor);
+      if (note != nullptr && note->tape == number_) dropped = content(*note, tensor);
+    }
+    if (dropped) return packed(Source(std::move(dropped), Geometry(tensor)));
+  }
+  // An op's own output refers to its autograd node, and the node is about to refer to what is returned here.
+  auto alias = has_no_history(tensor) ? tensor : detached_alias(tensor);
+  return packed(Source(make_intrusive<HeldTensor>(std::move(alias), region, nullptr)));
+}
+
+inline PyObject* pack(PyObject* capsule, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  return static_cast<Tape*>(PyCapsule_GetPointer(capsule, nullptr))->pack(tensor);
+  END_HANDLE_TH_ERRORS
+}
+
+inline void set_error(const py::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+}
+
+inline py::object error_of(const TornValue& torn) {
+  return python->torn_value_error(torn.maker, torn.torn_at, torn.version);
+}
+
+inline PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
+  HANDLE_TH_ERRORS
+  if (!PyCapsule_IsValid(object, PACKED)) return Py_NewRef(object);
+  const auto& source = *static_cast<Source*>(PyCapsule_GetPointer(object, PACKED));
+  try {
+    Tensor tensor;
+    {
+      py::gil_scoped_release no_gil;
+      tensor = read(source);
+    }
+    return THPVariable_Wrap(tensor);
+  } catch (const StaleValue& stale) {
+    const auto& held = *stale.held;
+    auto tensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(held.tensor));
+    auto reader = held.reader == nullptr ? py::object(py::none()) : py::object(py::str(held.reader->name));
+    set_error(python->stale_value_error(held.region->place, reader, tensor, held.version));
+    return nullptr;
+  } catch (const TornValue& torn) {
+    set_error(error_of(torn));
+    return nullptr;
+  }
+  END_HANDLE_TH_ERRORS
+}
+
+inline PyMethodDef pack_method = {"pack", pack, METH_O, nullptr};
+inline PyMethodDef unpack_method = {"unpack", unpack, METH_O, nullptr};
+
+inline c10::SafePyObject safe(const py::object& object) { return {Py_NewRef(object.ptr()), getPyInterpreter()}; }
+
+class ForwardPass;
+
+// Whose pass is under way in this thread, and which.
+struct UnderWay {
+  PyObject* owner = nullptr;
+  ForwardPass* pass = nullptr;
+};
+inline thread_local UnderWay under_way;
+
+// One forward pass, as `native_tape.py` sees it: `Tape.run`, where there are no hooks around the model.
+class ForwardPass {
+ public:
+  ForwardPass() : tape_(std::make_unique<Tape>()) {
+    auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(tape_.get(), nullptr, nullptr));
+    pack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&pack_method, capsule.ptr()));
+    unpack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_method, nullptr));
+  }
+
+  ~ForwardPass() { leave(); }
+  ForwardPass(const ForwardPass&) = delete;
+
+  // From now on this is the pass of ``owner`` in this thread.
+  void begin(const py::object& owner) {
+    around_ = under_way;
+    under_way = {owner.ptr(), this};
+  }
+  // Null where Python raised.
+  PyObject* run(const intrusive_ptr<Region>& region, PyObject* forward, PyObject* args, PyObject* kwargs) {
+    std::optional<Inside> inside;
+    if (are_hooks_as_left()) inside.emplace(*this, region);
+    return PyObject_Call(forward, args, kwargs);
+  }
+  bool has_heard_what_was_planned() const { return tape_->has_heard_what_was_planned(); }
+  void close() {
+    leave();
+    tape_->close();
+  }
+
+ private:
+  // Wherever it stands among the passes of this thread: whoever began one inside may still be at it.
+  void leave() {
+    auto* link = &under_way;
+    while (link->pass != nullptr && link->pass != this) link = &link->pass->around_;
+    if (link->pass == this) *link = std::exchange(around_, {});
+  }
+
+  class Inside {
+   public:
+    Inside(ForwardPass& forward_pass, const intrusive_ptr<Region>& region)
+        : pass_(forward_pass),
+          around_(pass_.tape_->region),
+          begins_watching_(region->watches && !pass_.is_watching_),
+          begins_recording_(region->records && !pass_.is_recording_) {
+      if (begins_watching_) {
+        at::SavedTensorDefaultHooks::lazy_initialize();
+        at::SavedTensorDefaultHooks::push_hooks(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
+        pass_.is_watching_ = true;
+      }
+      if (region->records || !around_) pass_.tape_->go_into(region);
+      if (begins_recording_) {
+        listening_tape = pass_.tape_.get();
+        c10::impl::tls_set_dispatch_key_included(KEY, true);
+        pass_.is_recording_ = true;
+      }
+    }
+    ~Inside() {
+      if (begins_recording_) {
+        pass_.is_recording_ = false;
+        c10::impl::tls_set_dispatch_key_included(KEY, false);
+        listening_tape = nullptr;
+      }
+      pass_.tape_->region = std::move(around_);
+      if (begins_watching_) {
+        pass_.is_watching_ = false;
+        at::SavedTensorDefaultHooks::pop_hooks();
+      }
+    }
+    Inside(const Inside&) = delete;
+
+   private:
+    ForwardPass& pass_;
+    intrusive_ptr<Region> around_;
+    bool begins_watching_;
+    bool begins_recording_;
+  };
+
+  bool are_hooks_as_left() const {
+    if (!at::SavedTensorDefaultHooks::is_enabled()) return false;
+    const auto hooks = at::SavedTensorDefaultHooks::get_hooks(true);
+    if (!is_watching_) return !hooks;
+    return hooks && hooks->first.ptr(getPyInterpreter()) == pack_hook_.ptr();
+  }
+
+  std::unique_ptr<Tape> tape_;
+  UnderWay around_;
+  py::object pack_hook_;
+  py::object unpack_hook_;
+  bool is_watching_ = false;
+  bool is_recording_ = false;
+};
+
+// The way into a region without any Python, while a pass of ``owner`` is under way. What else there is to be seen to,
+// ``longer_way`` does.
+struct WayIn {
+  intrusive_ptr<Region> region;
+  py::object owner;
+  py::object longer_way;
+};
+constexpr const char* WAY_IN = "memfit.way_in";
+
+// Takes what `forward_wrapping.Runner` does: the forward, its positional and its keyword arguments.
+inline PyObject* go_in(PyObject* capsule, PyObject* const* arguments, Py_ssize_t num_arguments) {
+  HANDLE_TH_ERRORS
+  const auto& way = *static_cast<WayIn*>(PyCapsule_GetPointer(capsule, WAY_IN));
+  const auto [owner, pass] = under_way;
+  if (owner != way.owner.ptr() || num_arguments != 3 || !at::GradMode::is_enabled() || is_in_transform())
+    return PyObject_Vectorcall(way.longer_way.ptr(), arguments, num_arguments, nullptr);
+  return pass->run(way.region, arguments[0], arguments[1], arguments[2]);
+  END_HANDLE_TH_ERRORS
+}
+
+inline PyMethodDef go_in_method = {"go_in", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(go_in)),
+                                   METH_FASTCALL, nullptr};
+
+inline py::object way_in(intrusive_ptr<Region> region, py::object owner, py::object longer_way) {
+  auto* way = new WayIn{std::move(region), std::move(owner), std::move(longer_way)};
+  const auto forget = [](PyObject* capsule) { delete static_cast<WayIn*>(PyCapsule_GetPointer(capsule, WAY_IN)); };
+  auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(way, WAY_IN, forget));
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&go_in_method, capsule.ptr()));
+}
+
+}  // namespace memfit
