@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from entrant import Way
 from gpt import GPT, tokens
-from measuring import Row, Way, as_data, machine, measure, print_rows
+from measuring import Row, as_data, machine, measure, print_rows
 from peers import eager_peers
 from torch import Tensor
 

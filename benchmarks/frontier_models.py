@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from entrant import Way
 from gpt import GPT, tokens
-from measuring import Way
 from peers import timm_switch, transformers_switch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -79,6 +79,12 @@ class ModelResult:
         return ", ".join([self.machine, *named])
 
     @property
+    def measured_at(self) -> str | None:
+        """The minute (UTC) of the run; the first runs did not note it."""
+        measured_at: str | None = self.facts.get("measured_at")
+        return measured_at
+
+    @property
     def plain(self) -> Row:
         """The step that saves everything."""
         return self.rows[PLAIN]
@@ -151,7 +157,7 @@ def load(paths: Iterable[Path]) -> list[ModelResult]:
             known = documents.setdefault(name, {})
             known.update(model)
             if "rows" in model:
-                known.update({key: document.get(key) for key in ("machine", "versions", "note")})
+                known.update({key: document.get(key) for key in ("machine", "versions", "note", "measured_at")})
     return [_model(name, data) for name, data in sorted(documents.items()) if "rows" in data]
 
 

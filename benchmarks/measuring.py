@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import math
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from entrant import Entrant, Way
 from gradients import compare, sums_in_a_fixed_order
-from quiet_host import Moment, QuietHost
 from rich.console import Console
 from rich.table import Table
+from rounds import Stopwatch, run_rounds
 from rows import Row
-from timing import Step, no_garbage_collection, seconds_in_a_row
+from timing import Step, TimedStep, seconds_in_a_row
 from torch import Tensor, nn
 
 import memfit
@@ -29,24 +26,10 @@ from memfit.runtime.ledger import peak_of
 from memfit.units import format_bytes
 
 OutputAndLoss = Callable[[], tuple[Any, Tensor]]
-# What to enter around steps to run them in one way.
-Way = Callable[[], AbstractContextManager[Any]]
 _Result = TypeVar("_Result")
 
-# A slow way takes part in so many rounds, with one timed step in each.
-_ROUNDS_OF_SLOW_WAYS = 2
 # After so many plain steps with the very same gradients, the kernels are taken to be deterministic.
 _FEWEST_REPEATS = 4
-# Before a way's steps are timed, it runs for so long, and at least one step: until host and device are as far apart as
-# they stay, which takes short steps several of them.
-_LEAD_IN_SECONDS, _MOST_LEAD_IN_STEPS = 0.3, 6
-# In each round its steps are then timed for so long, unless their number is told: longer, and a disturbance would be
-# likely; and not fewer steps or more.
-_TIMED_SECONDS, _FEWEST_TIMED_STEPS, _MOST_TIMED_STEPS = 0.4, 2, 10
-# Rounds in which a way was disturbed are left out where it has so many others.
-_FEWEST_QUIET_ROUNDS = 2
-# The way that all are compared with takes its turn again after so many others: an error of its is one of all.
-_OTHERS_BETWEEN_FIRST = 8
 
 
 class TimeLimitError(BaseException):
@@ -67,26 +50,6 @@ def training_step(model: nn.Module, output_and_loss: OutputAndLoss, keep_gradien
     return step
 
 
-@dataclass
-class _Entrant:
-    way: Way
-    is_slow: bool = False
-    peak_bytes: int | None = None
-    activation_peak_bytes: int | None = None
-    gradient_error: float | None = None
-    # Of one step, roughly: to know how many of them to run.
-    rough_seconds: float = 1.0
-    rounds: list[Moment[list[float]]] = field(default_factory=list)
-    error: str | None = None
-
-    @property
-    def seconds(self) -> list[float]:
-        """Of all its steps that count."""
-        quiet = [moment for moment in self.rounds if moment.is_quiet]
-        counted = quiet if len(quiet) >= _FEWEST_QUIET_ROUNDS else self.rounds
-        return [seconds for moment in counted for seconds in moment.result]
-
-
 class Race:
     """Ways to run one training step, measured beside the first of them. One that raises is out; its row says why."""
 
@@ -105,16 +68,16 @@ class Race:
         self._batch = batch
         self._keep_gradients = keep_gradients
         self._step = training_step(model, output_and_loss, keep_gradients)
-        self._entrants: dict[str, _Entrant] = {}
+        self._entrants: dict[str, Entrant] = {}
         self._same_as: dict[str, str] = {}
-        self._quiet_host: QuietHost | None = None
+        self._stopwatch = Stopwatch(self._step, model, self.device)
 
     def enter(self, name: str, way: Way, *, slow_limit_seconds: float | None = None) -> int | None:
         """Let a way take part and return the peak of its step, or None where it raised.
 
         With a ``slow_limit_seconds`` it is a slow way: it takes few steps, and if the first takes longer, no more.
         """
-        entrant = self._entrants[name] = _Entrant(way, is_slow=slow_limit_seconds is not None)
+        entrant = self._entrants[name] = Entrant(way, is_slow=slow_limit_seconds is not None)
         begin = time.perf_counter()
         self._attempt(entrant, lambda: self._take_peak(entrant))
         seconds = time.perf_counter() - begin
@@ -135,30 +98,30 @@ class Race:
 
     def run_alone(self, name: str, way: Way, *, num_steps: int, reference: Sequence[Tensor]) -> None:
         """Take peak, gradients and times without leaving the way in between: for one that is dear to enter."""
-        entrant = self._entrants[name] = _Entrant(way)
+        entrant = self._entrants[name] = Entrant(way)
 
         def run() -> None:
             self._take_peak(entrant)
             entrant.gradient_error = compare(self._gradients_of_a_step(), reference)
-            entrant.rounds = [_unwatched(seconds_in_a_row(self._step, self.device, num_steps))]
+            entrant.steps = list(map(TimedStep, seconds_in_a_row(self._step, self.device, num_steps)))
 
         self._attempt(entrant, run)
 
     def run_captured(self, name: str, way: Way, *, num_steps: int, reference: Sequence[Tensor]) -> int | None:
         """Capture the step into a CUDA graph, and take its peak, its gradients and its times; return the peak."""
-        entrant = self._entrants[name] = _Entrant(way)
+        entrant = self._entrants[name] = Entrant(way)
 
         def run() -> None:
             graph = self._captured(entrant)
             graph.replay()
             entrant.gradient_error = compare(self._gradients(), reference)
-            entrant.rounds = [_unwatched(seconds_in_a_row(graph.replay, self.device, num_steps))]
+            entrant.steps = list(map(TimedStep, seconds_in_a_row(graph.replay, self.device, num_steps)))
 
         self._attempt(entrant, run)
         self._let_go()
         return entrant.peak_bytes
 
-    def _captured(self, entrant: _Entrant) -> torch.cuda.CUDAGraph:
+    def _captured(self, entrant: Entrant) -> torch.cuda.CUDAGraph:
         # As torch's documentation has it: libraries set themselves up on a stream that is not the default one.
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream())
@@ -203,7 +166,7 @@ class Race:
         again = self._entrants.get("plain again", first).gradient_error
         self.gradient_noise = max(self.gradient_noise, again or 0.0)
 
-    def _all_equal(self, others: Sequence[_Entrant]) -> bool:
+    def _all_equal(self, others: Sequence[Entrant]) -> bool:
         """Compare the gradients of ``others`` with the first way's, and return whether all are equal, bit for bit."""
         with next(iter(self._entrants.values())).way():
             reference = [gradient.clone() for gradient in self._gradients_of_a_step()]
@@ -232,67 +195,32 @@ class Race:
         return self._gradients()
 
     def look_for_quiet_moments(self) -> None:
-        """Time steps only while nobody disturbs the host, as far as such moments are found.
+        """Count steps only while nobody disturbs the host, as far as such moments are found.
 
         For a device that waits for the host. A CPU that computes would need all of its cores.
         """
-        if sys.platform == "linux":
-            self._quiet_host = QuietHost()
+        self._stopwatch.look_for_quiet_moments()
 
     def run_rounds(
         self, num_rounds: int, *, steps_per_round: int | None, fewest_rounds: int = 1, end_by: float | None = None
     ) -> int:
-        """Time all ways in turn, round after round, and return the number of rounds.
+        """Time all ways in turn, and return the number of rounds; see `rounds.run_rounds`."""
 
-        Without ``steps_per_round``, each is timed for about as long as the others, a few steps at least.
-        After ``fewest_rounds``, a round that would not end before ``end_by`` (of time.perf_counter) is not begun. Slow
-        ways come after all the others: they leave the device idle, and cold.
-        """
-        order = self._turns()
-        with no_garbage_collection():
-            for number in range(num_rounds):
-                begin = time.perf_counter()
-                # As if no more rounds than have to be were to come.
-                round_ends_by = None if end_by is None else begin + (end_by - begin) / max(fewest_rounds - number, 1)
-                self._time(order, steps_per_round, round_ends_by)
-                # There and back again: what drifts with the machine's warmth cancels out.
-                order.reverse()
-                now = time.perf_counter()
-                if end_by is not None and number + 1 >= fewest_rounds and now + (now - begin) > end_by:
-                    num_rounds = number + 1
-                    break
-            slow = [entrant for entrant in self._entrants.values() if entrant.is_slow]
-            for _ in range(min(num_rounds, _ROUNDS_OF_SLOW_WAYS)):
-                self._time(slow, steps_per_round, end_by)
-        return num_rounds
+        def take_turn(entrant: Entrant, limit_seconds: float) -> None:
+            self._attempt(entrant, lambda: self._stopwatch.time(entrant, steps_per_round, limit_seconds))
 
-    def _turns(self) -> list[_Entrant]:
-        """Return who is timed in a round, one after the other: the first way again and again."""
-        first, *others = (entrant for entrant in self._entrants.values() if not entrant.is_slow)
-        turns = [first]
-        for number, entrant in enumerate(others):
-            if number and number % _OTHERS_BETWEEN_FIRST == 0:
-                turns.append(first)
-            turns.append(entrant)
-        return turns
-
-    def _time(self, entrants: Sequence[_Entrant], num_steps: int | None, end_by: float | None) -> None:
-        left = [entrant for entrant in entrants if entrant.error is None]
-        while left:
-            entrant = left.pop(0)
-            # Its share of the time that is left: on a host that is never quiet, waiting for it would take all of it.
-            limit_seconds = math.inf if end_by is None else (end_by - time.perf_counter()) / (len(left) + 1)
-            take_times = functools.partial(self._take_times, entrant, num_steps, limit_seconds)
-            self._attempt(entrant, take_times)
+        return run_rounds(
+            list(self._entrants.values()), take_turn, num_rounds, fewest_rounds=fewest_rounds, end_by=end_by
+        )
 
     def rows(self) -> list[Row]:
         """Return what was measured, in the order in which the ways came."""
         first = statistics.median(next(iter(self._entrants.values())).seconds)
-        rows = {name: _row(name, entrant, first) for name, entrant in self._entrants.items()}
+        rows = {name: entrant.row(name, first) for name, entrant in self._entrants.items()}
         same = [replace(rows[other], way=name, same_as=other) for name, other in self._same_as.items()]
         return [*rows.values(), *same]
 
-    def _attempt(self, entrant: _Entrant, run: Callable[[], _Result]) -> _Result | None:
+    def _attempt(self, entrant: Entrant, run: Callable[[], _Result]) -> _Result | None:
         try:
             with entrant.way():
                 return run()
@@ -310,7 +238,7 @@ class Race:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _take_peak(self, entrant: _Entrant) -> None:
+    def _take_peak(self, entrant: Entrant) -> None:
         if not entrant.is_slow:
             self._step()
         if not self._keep_gradients:
@@ -322,58 +250,11 @@ class Race:
         entrant.rough_seconds = time.perf_counter() - begin
         entrant.activation_peak_bytes = entrant.peak_bytes - before
 
-    def _take_times(self, entrant: _Entrant, num_steps: int | None, limit_seconds: float) -> None:
-        # Nothing else is there to be collected: what was there before the rounds is left out.
-        gc.collect()
-        num_lead_in = _num_steps_in(_LEAD_IN_SECONDS, entrant, 1, _MOST_LEAD_IN_STEPS)
-        if num_steps is None:
-            num_steps = _num_steps_in(_TIMED_SECONDS, entrant, _FEWEST_TIMED_STEPS, _MOST_TIMED_STEPS)
-        if entrant.is_slow:
-            num_lead_in, num_steps = 1, 1
-
-        def run() -> list[float]:
-            return seconds_in_a_row(self._step, self.device, num_steps, num_lead_in_steps=num_lead_in)
-
-        moment = _unwatched(run()) if self._quiet_host is None else self._quiet_host.undisturbed(run, limit_seconds)
-        entrant.rounds.append(moment)
-
     def _held(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers(), *self._gradients(), *self._batch]
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
-
-
-def _unwatched(seconds: list[float]) -> Moment[list[float]]:
-    return Moment(seconds, is_quiet=True, num_disturbed=0)
-
-
-def _num_steps_in(seconds: float, entrant: _Entrant, fewest: int, most: int) -> int:
-    return min(max(math.ceil(seconds / entrant.rough_seconds), fewest), most)
-
-
-def _row(name: str, entrant: _Entrant, first_seconds: float) -> Row:
-    row = Row(
-        way=name,
-        peak_bytes=entrant.peak_bytes,
-        activation_peak_bytes=entrant.activation_peak_bytes,
-        gradients_equal=None if entrant.gradient_error is None else entrant.gradient_error == 0.0,
-        gradient_error=entrant.gradient_error,
-        error=entrant.error,
-    )
-    if not entrant.seconds:
-        return row
-    times = entrant.seconds
-    median = statistics.median(times)
-    low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
-    return replace(
-        row,
-        median_ms=1e3 * median,
-        quartiles_ms=(1e3 * low, 1e3 * high),
-        ratio=median / first_seconds,
-        num_timed_steps=len(times),
-        num_disturbed=sum(moment.num_disturbed for moment in entrant.rounds),
-    )
 
 
 def measure(

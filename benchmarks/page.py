@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from entrant import Way
 from gpt import GPT, tokens
-from measuring import Way, machine, measure, print_rows
+from measuring import machine, measure, print_rows
 from peers import eager_peers
 
 import memfit

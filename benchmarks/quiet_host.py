@@ -2,7 +2,7 @@
 
 A host that is shared runs at half of its speed whenever a neighbour uses the other half of a core, for tenths of a
 second at a time. A step for which launching takes about as long as computing takes half as long again then, whichever
-way it runs in. A little work that is always the same tells such moments apart, before and after what is to be timed.
+way it runs in. A little work that is always the same tells such moments apart: before steps, within them, and after.
 """
 
 from __future__ import annotations
@@ -15,72 +15,52 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Generic, NamedTuple, TypeVar
 
-_Result = TypeVar("_Result")
 # So much longer than it ever took, and something else is at work. Two halves of a core take 1.7 times as long.
 _DISTURBED = 1.25
+# Enough to tell a neighbour from an interrupt, which is soon over; short enough to be done in the midst of a step.
 _NUM_SAMPLES = 5
 _LONGEST_WAIT_SECONDS = 0.5
-# What is disturbed again and again is taken as it is.
-_MOST_TRIES = 4
-
-
-class Moment(NamedTuple, Generic[_Result]):
-    """What was run in the last of a few moments, whether that was a quiet one, and how many were not."""
-
-    result: _Result
-    is_quiet: bool
-    num_disturbed: int
 
 
 class QuietHost:
-    """Runs what is to be timed in quiet moments: this thread on a core of its own, all others on a second one.
-
-    Forward passes are launched by the one, backward passes by another. On one core for both, each would find its caches
-    full of the other's.
-    """
+    """Knows how fast a core of this host is when nobody disturbs it, and puts threads on such cores."""
 
     def __init__(self, work: Callable[[], object] | None = None) -> None:
         self._work = work or _a_little_work
         self._least_seconds = math.inf
         self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
 
-    def undisturbed(self, run: Callable[[], _Result], limit_seconds: float = math.inf) -> Moment[_Result]:
-        """Return what ``run`` gave in a quiet moment, or in the last of a few.
+    def is_quiet(self) -> bool:
+        """Return whether nobody disturbs the core that this thread is on."""
+        seconds = statistics.median(self._seconds_of_work() for _ in range(_NUM_SAMPLES))
+        self._least_seconds = min(self._least_seconds, seconds)
+        return seconds <= _DISTURBED * self._least_seconds
 
-        After ``limit_seconds`` it is not run again.
+    @contextmanager
+    def two_cores(self, end_by: float = math.inf) -> Iterator[None]:
+        """Hold this thread on a core of its own and all others on a second one, quiet ones if they are found.
+
+        Forward passes are launched by the one, backward passes by another. On one core for both, each would find its
+        caches full of the other's. After ``end_by`` (of time.perf_counter), or half a second, any cores will do.
         """
-        end = time.perf_counter() + limit_seconds
-        num_disturbed = 0
         with _threads_put_back():
-            while True:
-                own, others = self._two_quiet_cores(min(end, time.perf_counter() + _LONGEST_WAIT_SECONDS))
-                _put_others_on(others)
-                os.sched_setaffinity(0, {own})
-                result = run()
-                if self._is_quiet(own) and self._is_quiet(others):
-                    return Moment(result, True, num_disturbed)
-                num_disturbed += 1
-                if num_disturbed == _MOST_TRIES or time.perf_counter() >= end:
-                    return Moment(result, False, num_disturbed)
+            own, others = self._two_quiet_cores(min(end_by, time.perf_counter() + _LONGEST_WAIT_SECONDS))
+            _put_others_on(others)
+            os.sched_setaffinity(0, {own})
+            yield
 
-    def _two_quiet_cores(self, end: float) -> tuple[int, int]:
-        """Return two cores, quiet ones if they are found by then; the same one twice where there is but one."""
+    def _two_quiet_cores(self, end_by: float) -> tuple[int, int]:
+        """Return two cores; the same one twice where there is but one."""
         found: list[int] = []
         for core in self._cores:
-            if self._is_quiet(core) or time.perf_counter() >= end:
+            os.sched_setaffinity(0, {core})
+            if self.is_quiet() or time.perf_counter() >= end_by:
                 found.append(core)
             if len(found) == 2:
                 break
         own, others = found
         return own, others
-
-    def _is_quiet(self, core: int) -> bool:
-        os.sched_setaffinity(0, {core})
-        seconds = statistics.median(self._seconds_of_work() for _ in range(_NUM_SAMPLES))
-        self._least_seconds = min(self._least_seconds, seconds)
-        return seconds <= _DISTURBED * self._least_seconds
 
     def _seconds_of_work(self) -> float:
         begin = time.perf_counter()
@@ -89,7 +69,7 @@ class QuietHost:
 
 
 def _a_little_work() -> int:
-    return sum(number * number for number in range(4000))
+    return sum(number * number for number in range(600))
 
 
 def _put_others_on(core: int) -> None:

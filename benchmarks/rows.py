@@ -12,8 +12,8 @@ class Row:
     """One way to run the step. ``ratio`` is to the first way of the same run; peaks are whole and above the model.
 
     A way that raised, or was too slow to be timed, says so in ``error``; what it did not get to is None. ``same_as``
-    names the way whose measurement this is, where two ways do exactly the same. ``num_disturbed`` is how often its
-    steps were timed while the host was disturbed; where it was quiet in two rounds, none of those count.
+    names the way whose measurement this is, where two ways do exactly the same. ``num_disturbed`` is how many of its
+    steps were timed while the host was disturbed; where a few were not, none of those count.
     """
 
     way: str

@@ -5,13 +5,22 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from memfit.capture.clocks import moments_on
 
 Step = Callable[[], object]
+
+
+class TimedStep(NamedTuple):
+    """What a step took, and whether nobody disturbed the host meanwhile, as far as somebody looked."""
+
+    seconds: float
+    is_quiet: bool = True
 
 
 def seconds_in_a_row(step: Step, device: torch.device, num_steps: int, *, num_lead_in_steps: int = 1) -> list[float]:
@@ -35,6 +44,52 @@ def seconds_in_a_row(step: Step, device: torch.device, num_steps: int, *, num_le
         step()
         moments.mark()
     return moments.seconds_between()
+
+
+def watched_in_a_row(
+    step: Step,
+    model: nn.Module,
+    is_quiet: Callable[[], bool],
+    device: torch.device,
+    num_steps: int,
+    *,
+    num_lead_in_steps: int = 1,
+) -> list[TimedStep]:
+    """Time steps as `seconds_in_a_row` does, and look out meanwhile, on both threads that launch a step of ``model``.
+
+    A step is quiet if all was from the beginning of the one before it, which may have kept the device waiting, to its
+    own end.
+    """
+    looks: list[list[bool]] = []
+
+    def look(*_: object) -> None:
+        looks[-1].append(is_quiet())
+
+    def step_watched() -> None:
+        looks.append([])
+        look()
+        step()
+
+    with _called_within_steps(look, model):
+        seconds = seconds_in_a_row(step_watched, device, num_steps, num_lead_in_steps=num_lead_in_steps)
+    looks.append([is_quiet()])
+    return [
+        TimedStep(of_step, all((*looks[number - 1], *looks[number], looks[number + 1][0])))
+        # The first ones were not timed.
+        for number, of_step in enumerate(seconds, start=num_lead_in_steps)
+    ]
+
+
+@contextmanager
+def _called_within_steps(look: Callable[..., None], model: nn.Module) -> Iterator[None]:
+    """Have ``look`` called after the forward pass, and early and late in the backward pass, by the threads of these."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with ExitStack() as hooks:
+        handles = [model.register_forward_hook(look)]
+        handles += [trained[place].register_post_accumulate_grad_hook(look) for place in (0, -1)]
+        for handle in handles:
+            hooks.callback(handle.remove)
+        yield
 
 
 @contextmanager

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from entrant import Entrant
 from frontier_compiled import compile_ahead, time_limit
 from frontier_models import SUBJECTS
 from gradients import compare, sums_in_a_fixed_order
 from measuring import Race, TimeLimitError, measure
 from peers import transformers_switch
-from quiet_host import Moment
+from timing import TimedStep
 from torch import Tensor, nn
 
 
@@ -106,7 +107,7 @@ def test_a_slow_way_over_its_limit_keeps_its_peak_and_is_not_timed() -> None:
 def test_short_steps_run_a_few_times_before_they_are_timed_and_nothing_is_collected_meanwhile(
     lead_in_seconds: float, num_lead_in_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("measuring._LEAD_IN_SECONDS", lead_in_seconds)
+    monkeypatch.setattr("rounds._LEAD_IN_SECONDS", lead_in_seconds)
     subject = Subject()
     race = subject.race()
     collecting: list[bool] = []
@@ -156,29 +157,82 @@ def test_the_way_that_all_are_compared_with_takes_its_turn_again_between_the_oth
 @pytest.mark.parametrize(
     ("are_quiet", "counted"),
     [
-        ([True, True, True], [1.0, 2.0, 3.0]),
-        ([True, False, True], [1.0, 3.0]),
-        ([False, True, False], [1.0, 2.0, 3.0]),
-        ([False, False, False], [1.0, 2.0, 3.0]),
+        ([True, True, True, True], [1.0, 2.0, 3.0, 4.0]),
+        ([True, False, True, True], [1.0, 3.0, 4.0]),
+        ([True, False, True, False], [1.0, 2.0, 3.0, 4.0]),
+        ([False, False, False, False], [1.0, 2.0, 3.0, 4.0]),
     ],
 )
-def test_rounds_that_were_disturbed_count_only_where_there_are_too_few_others(
-    are_quiet: list[bool], counted: list[float], monkeypatch: pytest.MonkeyPatch
+def test_steps_that_were_disturbed_count_only_where_there_are_too_few_others(
+    are_quiet: list[bool], counted: list[float]
 ) -> None:
-    moments = [Moment([1.0 + number], is_quiet, 2 - is_quiet) for number, is_quiet in enumerate(are_quiet)]
+    entrant = Entrant(contextlib.nullcontext)
+    entrant.steps = [TimedStep(1.0 + number, is_quiet) for number, is_quiet in enumerate(are_quiet)]
+    row = entrant.row("plain", first_seconds=2.0)
+    assert row.median_ms == 1e3 * statistics.median(counted)
+    assert row.ratio == statistics.median(counted) / 2.0
+    assert row.num_timed_steps == len(counted)
+    assert row.num_disturbed == 4 - sum(are_quiet)
 
-    class Host:
-        def undisturbed(self, run: object, limit_seconds: float) -> Moment[list[float]]:
-            return moments.pop(0)
 
-    monkeypatch.setattr("measuring.QuietHost", Host)
+class Disturbed:
+    """Stands in for the host: whether it is quiet is told by how often one looked."""
+
+    def __init__(self, is_quiet: Callable[[int], bool]) -> None:
+        self.num_looks = self.num_times_on_cores = 0
+        self._is_quiet = is_quiet
+
+    def is_quiet(self) -> bool:
+        self.num_looks += 1
+        return self._is_quiet(self.num_looks)
+
+    @contextlib.contextmanager
+    def two_cores(self, end_by: float) -> Iterator[None]:
+        self.num_times_on_cores += 1
+        yield
+
+
+@pytest.mark.parametrize(
+    ("is_quiet", "num_tries", "num_quiet"),
+    [
+        pytest.param(lambda look: True, 1, 3, id="quiet"),
+        # A step is looked at four times, and the first five steps are one lead-in, three timed ones and the end.
+        pytest.param(lambda look: look != 6, 2, 4, id="while the first was launched"),
+        pytest.param(lambda look: look != 1, 2, 5, id="before the first"),
+        pytest.param(lambda look: look != 17, 2, 5, id="at the end"),
+        pytest.param(lambda look: look < 3, 6, 0, id="ever after"),
+    ],
+)
+def test_steps_are_looked_at_from_within_and_timed_again_until_enough_were_quiet(
+    is_quiet: Callable[[int], bool], num_tries: int, num_quiet: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rounds._LEAD_IN_SECONDS", 0.0)
+    host = Disturbed(is_quiet)
+    monkeypatch.setattr("rounds.QuietHost", lambda: host)
+    monkeypatch.setattr("rounds.sys.platform", "linux")
+    subject = Subject()
+    race = subject.race()
+    race.look_for_quiet_moments()
+    before = subject.num_passes
+    race.run_rounds(1, steps_per_round=3)
+    assert host.num_times_on_cores == num_tries
+    assert subject.num_passes == before + 4 * num_tries
+    assert host.num_looks == 17 * num_tries
+    (plain,) = race.rows()
+    assert plain.num_disturbed == 3 * num_tries - num_quiet
+    assert plain.num_timed_steps == (num_quiet or 3 * num_tries)
+    assert not subject.model._forward_hooks
+    assert not subject.model.weight._post_accumulate_grad_hooks
+
+
+def test_after_its_limit_a_way_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Disturbed(lambda look: False)
+    monkeypatch.setattr("rounds.QuietHost", lambda: host)
+    monkeypatch.setattr("rounds.sys.platform", "linux")
     race = Subject().race()
     race.look_for_quiet_moments()
-    race.run_rounds(3, steps_per_round=1)
-    (plain,) = race.rows()
-    assert plain.median_ms == 1e3 * statistics.median(counted)
-    assert plain.num_timed_steps == len(counted)
-    assert plain.num_disturbed == 6 - sum(are_quiet)
+    race.run_rounds(2, steps_per_round=1, end_by=time.perf_counter() - 1.0)
+    assert host.num_times_on_cores == 1
 
 
 def test_the_same_way_under_another_name_has_the_same_numbers() -> None:

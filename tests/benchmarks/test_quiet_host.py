@@ -1,12 +1,12 @@
-"""Quiet moments: what was disturbed is run again, a few times, and threads are where they were afterwards."""
+"""Quiet moments: a core that somebody else uses is told from one that is quiet, and threads are put back."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
 
 import pytest
-from quiet_host import Moment, QuietHost
+from quiet_host import QuietHost
 
 
 class Host:
@@ -27,56 +27,56 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     return host
 
 
-def speeds_after_runs(host: Host, speeds: list[float]) -> Iterator[int]:
-    """Yield the number of each run, and leave the host at the next of ``speeds``."""
-    for number, speed in enumerate(speeds):
-        host.seconds_of_work = speed
-        yield number
-
-
 @pytest.mark.parametrize(
-    ("speeds", "moment"),
+    ("seconds_of_work", "is_quiet"),
     [
-        pytest.param([1e-3], Moment(0, True, 0), id="quiet"),
-        pytest.param([1.2e-3], Moment(0, True, 0), id="hardly slower"),
-        pytest.param([1.7e-3, 1e-3], Moment(1, True, 1), id="disturbed once"),
-        pytest.param([1.7e-3] * 9, Moment(3, False, 4), id="disturbed for good"),
+        pytest.param(1e-3, True, id="as ever"),
+        pytest.param(1.2e-3, True, id="hardly slower"),
+        pytest.param(1.7e-3, False, id="disturbed"),
     ],
 )
-def test_what_was_disturbed_runs_again_and_the_last_try_is_told_as_it_is(
-    speeds: list[float], moment: Moment[int], host: Host
+def test_work_that_takes_far_longer_than_it_ever_did_tells_that_somebody_is_there(
+    seconds_of_work: float, is_quiet: bool, host: Host
 ) -> None:
     quiet = QuietHost(host.work)
-    assert quiet.undisturbed(lambda: "to know the host's speed") == ("to know the host's speed", True, 0)
-    runs = speeds_after_runs(host, speeds)
-    assert quiet.undisturbed(lambda: next(runs)) == moment
+    assert quiet.is_quiet()
+    host.seconds_of_work = seconds_of_work
+    assert quiet.is_quiet() is is_quiet
+    host.seconds_of_work = 0.5e-3
+    assert quiet.is_quiet()
+    host.seconds_of_work = 1e-3
+    assert not quiet.is_quiet()
 
 
-def test_after_its_limit_it_is_not_run_again(host: Host) -> None:
+def test_one_bad_sample_tells_nothing(host: Host) -> None:
     quiet = QuietHost(host.work)
-    quiet.undisturbed(lambda: None)
-    host.seconds_of_work = 1.7e-3
-    runs: list[float] = []
+    quiet.is_quiet()
+    samples = iter([1e-3, 9e-3, 1e-3, 1e-3, 9e-3])
 
-    def run() -> None:
-        runs.append(host.now)
-        host.now += 2.0
+    def work() -> None:
+        host.now += next(samples)
 
-    assert quiet.undisturbed(run, limit_seconds=4.0) == (None, False, 2)
-    assert len(runs) == 2
+    quiet._work = work
+    assert quiet.is_quiet()
 
 
-def test_a_quiet_core_is_looked_for_and_threads_are_put_back_even_after_an_error(host: Host) -> None:
+@pytest.mark.parametrize(("limit_seconds", "waited_seconds"), [(math.inf, 0.5), (0.1, 0.1)])
+def test_quiet_cores_are_looked_for_for_a_while_and_threads_are_put_back_even_after_an_error(
+    limit_seconds: float, waited_seconds: float, host: Host
+) -> None:
     before = os.sched_getaffinity(0)
     quiet = QuietHost(host.work)
-    quiet.undisturbed(lambda: None)
+    with quiet.two_cores():
+        assert host.now < 0.1
     host.seconds_of_work = 1.7e-3
+    begin = host.now
 
     def fail() -> None:
-        assert len(os.sched_getaffinity(0)) == 1
-        raise ValueError("from within")
+        with quiet.two_cores(begin + limit_seconds):
+            assert len(os.sched_getaffinity(0)) == 1
+            raise ValueError("from within")
 
     with pytest.raises(ValueError, match="from within"):
-        quiet.undisturbed(fail)
-    assert host.now >= 0.5
+        fail()
+    assert waited_seconds <= host.now - begin < waited_seconds + 0.05
     assert os.sched_getaffinity(0) == before

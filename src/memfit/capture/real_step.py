@@ -33,7 +33,7 @@ _OP_TIMING_SECONDS = 1.0
 _OP_TIMING_STEPS = 8
 # How often a step that replays takes turns with the plain one, to tell what the host spends on it: where that hardly
 # shows, and where it does.
-_FEW_TURNS, _MANY_TURNS = 2, 5
+_FEW_TURNS, _MANY_TURNS = 2, 7
 
 
 def profile_of_real_step(step: TrainingStep) -> ModelProfile:

@@ -13,6 +13,7 @@ import torch
 
 from memfit.capture.clocks import moments_on, wait_for
 from memfit.capture.kept_state import KeptState
+from memfit.capture.other_cores import other_cores
 from memfit.capture.step import TrainingStep
 from memfit.graph.model_profile import Phase
 
@@ -21,6 +22,8 @@ _NUM_STEPS_ALONE = 4
 # through a bad moment, which on a shared machine takes half a second.
 _SECONDS_IN_A_ROW = 1.5
 _FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 5, 30
+# On so many cores of the host, because a bad moment of one of them may take longer.
+_NUM_CORES_IN_A_ROW = 3
 
 
 class StepAlone(NamedTuple):
@@ -71,16 +74,20 @@ def timed_in_turns(
     *,
     num_turns: int,
 ) -> tuple[StepAlone, StepAlone]:
-    """Time the plain step and the one inside ``way()`` in turns: a host that slows down does so for both."""
+    """Time the plain step and the one inside ``way()`` in turns: a host that slows down does so for both.
+
+    Each turn is on other cores than the last.
+    """
     plain: list[StepAlone] = []
     other: list[StepAlone] = []
     for _ in range(num_turns):
-        plain += _timings_alone(step, device, state)
-        with way():
-            # The first step may have to get ready.
-            with state.kept():
-                step.run()
-            other += _timings_alone(step, device, state)
+        with other_cores():
+            plain += _timings_alone(step, device, state)
+            with way():
+                # The first step may have to get ready.
+                with state.kept():
+                    step.run()
+                other += _timings_alone(step, device, state)
     return _lower_quartiles(plain), _lower_quartiles(other)
 
 
@@ -91,14 +98,18 @@ def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, a
     that it does costs.
     """
     num_steps = min(max(math.ceil(_SECONDS_IN_A_ROW / alone.seconds), _FEWEST_IN_A_ROW), _MOST_IN_A_ROW)
+    num_steps_on_a_core = math.ceil(num_steps / _NUM_CORES_IN_A_ROW)
     moments = moments_on(device)
     with state.kept():
         wait_for(device)
-        for _ in range(num_steps):
-            state.begin_another()
-            step.run()
-            # The first of the steps begins on an idle device, as the one alone did: it ends where counting begins.
-            moments.mark()
+        for first in range(0, num_steps, num_steps_on_a_core):
+            with other_cores():
+                for _ in range(min(num_steps_on_a_core, num_steps - first)):
+                    state.begin_another()
+                    step.run()
+                    # The first of the steps begins on an idle device, as the one alone did: it ends where counting
+                    # begins.
+                    moments.mark()
         return _lower_quartile(moments.seconds_between())
 
 
