@@ -26,7 +26,7 @@ import sys
 import time
 import traceback
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -208,7 +208,7 @@ def run_and_write(name: str, device: torch.device, options: argparse.Namespace) 
 
 def write(folder: Path, name: str, group: str | None, results: dict[str, Any]) -> None:
     """Write the results of one model: those of a group of its own beside the others, under its name."""
-    measured_at = datetime.now(timezone.utc).isoformat(timespec="minutes")
+    measured_at = datetime.now(UTC).isoformat(timespec="minutes")
     about = {"machine": machine(), "versions": versions(), "measured_at": measured_at}
     model = results if group is None else {group: results | about}
     folder.mkdir(parents=True, exist_ok=True)
