@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,8 +15,8 @@ from timing import TimedStep
 # What to enter around steps to run them in one way.
 Way = Callable[[], AbstractContextManager[Any]]
 
-# Steps that were disturbed are left out where there are so many others.
-_FEWEST_QUIET_STEPS = 3
+# Of how many steps each way must have, those are counted of all ways in which the host was disturbed least.
+_FEWEST_STEPS = 5
 
 
 @dataclass
@@ -32,13 +33,16 @@ class Entrant:
     steps: list[TimedStep] = field(default_factory=list)
     error: str | None = None
 
-    @property
-    def seconds(self) -> list[float]:
-        """Of all its steps that count."""
-        quiet = [step.seconds for step in self.steps if step.is_quiet]
-        return quiet if len(quiet) >= _FEWEST_QUIET_STEPS else [step.seconds for step in self.steps]
+    def seconds(self, limit: float = math.inf) -> list[float]:
+        """Return those of its steps in which a look at the host took no longer than the limit, or nobody looked."""
+        return [step.seconds for step in self.steps if step.look_seconds is None or step.look_seconds <= limit]
 
-    def row(self, name: str, first_seconds: float) -> Row:
+    def steps_in_words(self, least_seconds: float) -> str:
+        """Return each step, as "milliseconds@looks", these relative to the least that one ever took."""
+        looked = [(1e3 * step.seconds, step.look_seconds) for step in self.steps]
+        return " ".join(f"{ms:.2f}@{look / least_seconds:.2f}" for ms, look in looked if look is not None)
+
+    def row(self, name: str, first_seconds: float, limit: float = math.inf) -> Row:
         """Return what was measured, beside the first way's ``first_seconds``."""
         row = Row(
             way=name,
@@ -48,7 +52,7 @@ class Entrant:
             gradient_error=self.gradient_error,
             error=self.error,
         )
-        times = self.seconds
+        times = self.seconds(limit) or self.seconds()
         if not times:
             return row
         median = statistics.median(times)
@@ -59,5 +63,19 @@ class Entrant:
             quartiles_ms=(1e3 * low, 1e3 * high),
             ratio=median / first_seconds,
             num_timed_steps=len(times),
-            num_disturbed=sum(not step.is_quiet for step in self.steps),
+            num_disturbed=len(self.steps) - len(times),
         )
+
+
+def limit_of_looks(entrants: Iterable[Entrant], quiet_seconds: float) -> float:
+    """Return how long looks at the host may take in steps that count.
+
+    As long as on a quiet host, or as long as it takes for each way to have a few steps: all are compared on a host that
+    is as fast, be it disturbed or not. Slow ways have what few steps they have.
+    """
+    limits = [quiet_seconds]
+    for entrant in entrants:
+        looks = sorted(step.look_seconds for step in entrant.steps if step.look_seconds is not None)
+        if looks and not entrant.is_slow:
+            limits.append(looks[min(_FEWEST_STEPS, len(looks)) - 1])
+    return max(limits)

@@ -38,6 +38,7 @@ from frontier_plans import enter_plans, enter_strategies, groups_of_plans, plan_
 from frontier_results import GIB, NEAR_THE_FLOOR, OFFLOADING, PLAIN, PLAIN_AGAIN, label_at
 from measuring import Race, machine, print_rows
 from peers import eager_peers, offloaded
+from quiet_host import QuietHost
 from rich.console import Console
 from rich.table import Table
 
@@ -55,6 +56,8 @@ _NUM_GRADIENT_REPEATS = 16
 # A host that launches a plain step in this share of its time keeps no device waiting, even at 1.7 times as slow and
 # with half as much again to launch. Where it takes longer, it matters who disturbs it.
 _FAST_HOST = 0.4
+# The exit status where the host is busier than it may be.
+_TOO_BUSY = 3
 
 
 def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) -> dict[str | None, dict[str, Any]]:
@@ -120,6 +123,9 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
         "kernel_noise": race.kernel_noise,
         "num_rounds": num_rounds,
         "seconds": clock.laps,
+        "disturbed_share": options.disturbed_share,
+        "host_slowness": race.host_slowness,
+        "steps": race.steps_in_words(),
     }
     return {group: plans.results(rows) | of_all_groups for group, plans in planned.items()}
 
@@ -247,6 +253,13 @@ def main(arguments: list[str] | None = None) -> int:
         default=5.0,
         help="a slow way (save_on_cpu) whose first step takes longer is not timed (default: 5)",
     )
+    parser.add_argument(
+        "--most-disturbed",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="measure nothing where somebody else is at work in a larger share of looks at the host (default: 1)",
+    )
     parser.add_argument("--without", action="append", default=[], metavar="WAY", help="leave out a peer, by its name")
     parser.add_argument(
         "--budget-seconds", type=float, default=60.0, help="with --compiled, for each of torch's budgets (default: 60)"
@@ -273,6 +286,12 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.small and not torch.cuda.is_available():
         parser.error("torch finds no GPU here; --small tries the script on the CPU")
     device = torch.device("cpu" if options.small else "cuda")
+    options.disturbed_share = None if options.small or sys.platform != "linux" else QuietHost().disturbed_share()
+    if options.disturbed_share is not None:
+        print(f"somebody else is at work in {options.disturbed_share:.0%} of the looks at this host", flush=True)
+        if options.disturbed_share > options.most_disturbed:
+            print(f"not measured: --most-disturbed is {options.most_disturbed:.0%}", flush=True)
+            return _TOO_BUSY
     # Gradients are compared with sums in a fixed order, for which cuBLAS wants this, which is what a Hopper GPU has
     # anyway, and before its first call.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import platform
 import statistics
 import time
@@ -11,8 +12,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from entrant import Entrant, Way
+from entrant import Entrant, Way, limit_of_looks
 from gradients import compare, sums_in_a_fixed_order
+from quiet_host import QUIET
 from rich.console import Console
 from rich.table import Table
 from rounds import Stopwatch, run_rounds
@@ -213,12 +215,28 @@ class Race:
             list(self._entrants.values()), take_turn, num_rounds, fewest_rounds=fewest_rounds, end_by=end_by
         )
 
+    @property
+    def host_slowness(self) -> float | None:
+        """How much longer than at its best the host may have taken in steps that count; None where nobody looked."""
+        host = self._stopwatch.host
+        return None if host is None else self._limit_of_looks() / host.least_seconds
+
     def rows(self) -> list[Row]:
         """Return what was measured, in the order in which the ways came."""
-        first = statistics.median(next(iter(self._entrants.values())).seconds)
-        rows = {name: entrant.row(name, first) for name, entrant in self._entrants.items()}
+        limit = self._limit_of_looks()
+        first = statistics.median(next(iter(self._entrants.values())).seconds(limit))
+        rows = {name: entrant.row(name, first, limit) for name, entrant in self._entrants.items()}
         same = [replace(rows[other], way=name, same_as=other) for name, other in self._same_as.items()]
         return [*rows.values(), *same]
+
+    def steps_in_words(self) -> dict[str, str] | None:
+        """Return each step of each way, as "ms@how much slower than at its best the host was"; None if unwatched."""
+        host = self._stopwatch.host
+        return None if host is None else {n: e.steps_in_words(host.least_seconds) for n, e in self._entrants.items()}
+
+    def _limit_of_looks(self) -> float:
+        host = self._stopwatch.host
+        return math.inf if host is None else limit_of_looks(self._entrants.values(), QUIET * host.least_seconds)
 
     def _attempt(self, entrant: Entrant, run: Callable[[], _Result]) -> _Result | None:
         try:

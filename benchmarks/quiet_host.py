@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-# So much longer than it ever took, and something else is at work. Two halves of a core take 1.7 times as long.
-_DISTURBED = 1.25
+QUIET = 1.25
+"""So much longer than ever may work take on a quiet core. Where a neighbour has half of it, it takes 1.7 times."""
+
 # Enough to tell a neighbour from an interrupt, which is soon over; short enough to be done in the midst of a step.
 _NUM_SAMPLES = 5
 _LONGEST_WAIT_SECONDS = 0.5
@@ -28,14 +29,24 @@ class QuietHost:
 
     def __init__(self, work: Callable[[], object] | None = None) -> None:
         self._work = work or _a_little_work
-        self._least_seconds = math.inf
+        self.least_seconds = math.inf
         self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
 
-    def is_quiet(self) -> bool:
-        """Return whether nobody disturbs the core that this thread is on."""
+    def look(self) -> float:
+        """Return how long a little work takes on the core that this thread is on: longer where it is disturbed."""
         seconds = statistics.median(self._seconds_of_work() for _ in range(_NUM_SAMPLES))
-        self._least_seconds = min(self._least_seconds, seconds)
-        return seconds <= _DISTURBED * self._least_seconds
+        self.least_seconds = min(self.least_seconds, seconds)
+        return seconds
+
+    def is_quiet(self, look_seconds: float) -> bool:
+        """Return whether work takes about as little as it ever did."""
+        return look_seconds <= QUIET * self.least_seconds
+
+    def disturbed_share(self, num_looks: int = 2000) -> float:
+        """Return in how many of so many looks, at one core after the other, somebody else was at work."""
+        with _threads_put_back():
+            looks = [self._look_at(next(self._cores)) for _ in range(num_looks)]
+        return sum(not self.is_quiet(look) for look in looks) / num_looks
 
     @contextmanager
     def two_cores(self, end_by: float = math.inf) -> Iterator[None]:
@@ -54,13 +65,16 @@ class QuietHost:
         """Return two cores; the same one twice where there is but one."""
         found: list[int] = []
         for core in self._cores:
-            os.sched_setaffinity(0, {core})
-            if self.is_quiet() or time.perf_counter() >= end_by:
+            if self.is_quiet(self._look_at(core)) or time.perf_counter() >= end_by:
                 found.append(core)
             if len(found) == 2:
                 break
         own, others = found
         return own, others
+
+    def _look_at(self, core: int) -> float:
+        os.sched_setaffinity(0, {core})
+        return self.look()
 
     def _seconds_of_work(self) -> float:
         begin = time.perf_counter()

@@ -34,12 +34,12 @@ class Stopwatch:
         self._step = step
         self._model = model
         self._device = device
-        self._quiet_host: QuietHost | None = None
+        self.host: QuietHost | None = None
 
     def look_for_quiet_moments(self) -> None:
         """From now on, tell steps apart by whether the host was disturbed; where that cannot be told, do not."""
         if sys.platform == "linux":
-            self._quiet_host = QuietHost()
+            self.host = QuietHost()
 
     def time(self, entrant: Entrant, num_steps: int | None, limit_seconds: float = math.inf) -> None:
         """Time steps of the entrant: ``num_steps`` that nobody disturbed, if it has so many within the limit."""
@@ -50,28 +50,27 @@ class Stopwatch:
             num_steps = _num_steps_in(_TIMED_SECONDS, entrant, _FEWEST_TIMED_STEPS, _MOST_TIMED_STEPS)
         if entrant.is_slow:
             num_lead_in, num_steps = 1, 1
-        if self._quiet_host is None:
+        if self.host is None:
             seconds = seconds_in_a_row(self._step, self._device, num_steps, num_lead_in_steps=num_lead_in)
             entrant.steps += map(TimedStep, seconds)
         else:
-            entrant.steps += self._watched(self._quiet_host, num_steps, num_lead_in, limit_seconds)
+            entrant.steps += self._watched(self.host, num_steps, num_lead_in, limit_seconds)
 
-    def _watched(
-        self, quiet_host: QuietHost, num_steps: int, num_lead_in: int, limit_seconds: float
-    ) -> list[TimedStep]:
+    def _watched(self, host: QuietHost, num_steps: int, num_lead_in: int, limit_seconds: float) -> list[TimedStep]:
         end_by = time.perf_counter() + limit_seconds
         steps: list[TimedStep] = []
         for _ in range(_MOST_TRIES):
-            with quiet_host.two_cores(end_by):
+            with host.two_cores(end_by):
                 steps += watched_in_a_row(
                     self._step,
                     self._model,
-                    quiet_host.is_quiet,
+                    host.look,
                     self._device,
                     num_steps,
                     num_lead_in_steps=num_lead_in,
                 )
-            if sum(step.is_quiet for step in steps) >= num_steps or time.perf_counter() >= end_by:
+            num_quiet = sum(step.look_seconds is not None and host.is_quiet(step.look_seconds) for step in steps)
+            if num_quiet >= num_steps or time.perf_counter() >= end_by:
                 break
         return steps
 

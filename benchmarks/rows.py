@@ -13,7 +13,7 @@ class Row:
 
     A way that raised, or was too slow to be timed, says so in ``error``; what it did not get to is None. ``same_as``
     names the way whose measurement this is, where two ways do exactly the same. ``num_disturbed`` is how many of its
-    steps were timed while the host was disturbed; where a few were not, none of those count.
+    steps do not count, because the host was disturbed more than in those that all ways have.
     """
 
     way: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,10 +18,10 @@ Step = Callable[[], object]
 
 
 class TimedStep(NamedTuple):
-    """What a step took, and whether nobody disturbed the host meanwhile, as far as somebody looked."""
+    """What a step took, and how long a little work on the host did meanwhile, if somebody looked."""
 
     seconds: float
-    is_quiet: bool = True
+    look_seconds: float | None = None
 
 
 def seconds_in_a_row(step: Step, device: torch.device, num_steps: int, *, num_lead_in_steps: int = 1) -> list[float]:
@@ -49,33 +50,28 @@ def seconds_in_a_row(step: Step, device: torch.device, num_steps: int, *, num_le
 def watched_in_a_row(
     step: Step,
     model: nn.Module,
-    is_quiet: Callable[[], bool],
+    look: Callable[[], float],
     device: torch.device,
     num_steps: int,
     *,
     num_lead_in_steps: int = 1,
 ) -> list[TimedStep]:
-    """Time steps as `seconds_in_a_row` does, and look out meanwhile, on both threads that launch a step of ``model``.
+    """Time steps as `seconds_in_a_row` does, and look at the host from within, on both threads that launch a step."""
+    looks: list[list[float]] = []
 
-    A step is quiet if all was from the beginning of the one before it, which may have kept the device waiting, to its
-    own end.
-    """
-    looks: list[list[bool]] = []
-
-    def look(*_: object) -> None:
-        looks[-1].append(is_quiet())
+    def look_within(*_: object) -> None:
+        looks[-1].append(look())
 
     def step_watched() -> None:
-        looks.append([])
-        look()
+        looks.append([look()])
         step()
 
-    with _called_within_steps(look, model):
+    with _called_within_steps(look_within, model):
         seconds = seconds_in_a_row(step_watched, device, num_steps, num_lead_in_steps=num_lead_in_steps)
-    looks.append([is_quiet()])
+    looks.append([look()])
     return [
-        TimedStep(of_step, all((*looks[number - 1], *looks[number], looks[number + 1][0])))
-        # The first ones were not timed.
+        # Where the next one begins, this one ends. The first ones were not timed.
+        TimedStep(of_step, statistics.mean((*looks[number], looks[number + 1][0])))
         for number, of_step in enumerate(seconds, start=num_lead_in_steps)
     ]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from entrant import Entrant
+from entrant import Entrant, limit_of_looks
 from frontier_compiled import compile_ahead, time_limit
 from frontier_models import SUBJECTS
 from gradients import compare, sums_in_a_fixed_order
@@ -154,37 +153,53 @@ def test_the_way_that_all_are_compared_with_takes_its_turn_again_between_the_oth
     assert [row.num_timed_steps for row in race.rows()] == [12] + [6] * 11
 
 
+def entrant_with(*looks: float | None, is_slow: bool = False) -> Entrant:
+    """Return one whose steps took 1 s, 2 s and so on."""
+    steps = [TimedStep(1.0 + number, look) for number, look in enumerate(looks)]
+    return Entrant(contextlib.nullcontext, is_slow=is_slow, steps=steps)
+
+
 @pytest.mark.parametrize(
-    ("are_quiet", "counted"),
+    ("entrants", "limit"),
     [
-        ([True, True, True, True], [1.0, 2.0, 3.0, 4.0]),
-        ([True, False, True, True], [1.0, 3.0, 4.0]),
-        ([True, False, True, False], [1.0, 2.0, 3.0, 4.0]),
-        ([False, False, False, False], [1.0, 2.0, 3.0, 4.0]),
+        pytest.param([entrant_with(1.0, 1.1, 1.2, 1.0, 1.1, 1.9)], 1.25, id="enough quiet ones"),
+        pytest.param([entrant_with(1.7, 1.1, 1.3, 1.4, 1.5, 1.6)], 1.6, id="the best five"),
+        pytest.param([entrant_with(1.7, 1.1)], 1.7, id="all there are"),
+        pytest.param([entrant_with(*[1.0] * 5), entrant_with(*[1.4] * 5)], 1.4, id="for all as for the worst"),
+        pytest.param([entrant_with(*[1.0] * 5), entrant_with(9.0, is_slow=True)], 1.25, id="but slow ways"),
+        pytest.param([entrant_with(None)], 1.25, id="nobody looked"),
     ],
 )
-def test_steps_that_were_disturbed_count_only_where_there_are_too_few_others(
-    are_quiet: list[bool], counted: list[float]
+def test_steps_count_in_which_the_host_is_as_fast_as_it_can_be_for_all_ways(
+    entrants: list[Entrant], limit: float
 ) -> None:
-    entrant = Entrant(contextlib.nullcontext)
-    entrant.steps = [TimedStep(1.0 + number, is_quiet) for number, is_quiet in enumerate(are_quiet)]
-    row = entrant.row("plain", first_seconds=2.0)
-    assert row.median_ms == 1e3 * statistics.median(counted)
-    assert row.ratio == statistics.median(counted) / 2.0
-    assert row.num_timed_steps == len(counted)
-    assert row.num_disturbed == 4 - sum(are_quiet)
+    assert limit_of_looks(entrants, quiet_seconds=1.25) == limit
+
+
+def test_steps_that_were_disturbed_more_are_left_out() -> None:
+    row = entrant_with(1.2, 1.7, 1.1, 1.5).row("plain", first_seconds=2.0, limit=1.5)
+    assert (row.median_ms, row.ratio) == (3e3, 1.5)
+    assert (row.num_timed_steps, row.num_disturbed) == (3, 1)
+    # A slow way has no others.
+    row = entrant_with(1.7, 1.7).row("slow", first_seconds=2.0, limit=1.5)
+    assert (row.median_ms, row.num_timed_steps, row.num_disturbed) == (1.5e3, 2, 0)
 
 
 class Disturbed:
-    """Stands in for the host: whether it is quiet is told by how often one looked."""
+    """Stands in for the host: how long looks at it take is told by how often one looked."""
 
-    def __init__(self, is_quiet: Callable[[int], bool]) -> None:
+    least_seconds = 1.0
+
+    def __init__(self, look: Callable[[int], float]) -> None:
         self.num_looks = self.num_times_on_cores = 0
-        self._is_quiet = is_quiet
+        self._look = look
 
-    def is_quiet(self) -> bool:
+    def look(self) -> float:
         self.num_looks += 1
-        return self._is_quiet(self.num_looks)
+        return self._look(self.num_looks)
+
+    def is_quiet(self, look_seconds: float) -> bool:
+        return look_seconds <= 1.25
 
     @contextlib.contextmanager
     def two_cores(self, end_by: float) -> Iterator[None]:
@@ -193,21 +208,24 @@ class Disturbed:
 
 
 @pytest.mark.parametrize(
-    ("is_quiet", "num_tries", "num_quiet"),
+    ("look", "num_tries", "words"),
     [
-        pytest.param(lambda look: True, 1, 3, id="quiet"),
-        # A step is looked at four times, and the first five steps are one lead-in, three timed ones and the end.
-        pytest.param(lambda look: look != 6, 2, 4, id="while the first was launched"),
-        pytest.param(lambda look: look != 1, 2, 5, id="before the first"),
-        pytest.param(lambda look: look != 17, 2, 5, id="at the end"),
-        pytest.param(lambda look: look < 3, 6, 0, id="ever after"),
+        pytest.param(lambda look: 1.0, 1, ["1.00", "1.00", "1.00"], id="quiet"),
+        # A step is looked at four times, and where the next begins; there are one lead-in and three that are timed.
+        pytest.param(lambda look: 6.0 if look == 6 else 1.0, 2, ["2.00", *["1.00"] * 5], id="in the first"),
+        pytest.param(lambda look: 6.0 if look == 9 else 1.0, 2, ["2.00", "2.00", *["1.00"] * 4], id="in between"),
+        pytest.param(
+            lambda look: 6.0 if look == 17 else 1.0, 2, ["1.00", "1.00", "2.00", *["1.00"] * 3], id="at the end"
+        ),
+        pytest.param(lambda look: 6.0 if look < 5 else 1.0, 1, ["1.00", "1.00", "1.00"], id="before"),
+        pytest.param(lambda look: 2.0, 6, ["2.00"] * 18, id="always"),
     ],
 )
 def test_steps_are_looked_at_from_within_and_timed_again_until_enough_were_quiet(
-    is_quiet: Callable[[int], bool], num_tries: int, num_quiet: int, monkeypatch: pytest.MonkeyPatch
+    look: Callable[[int], float], num_tries: int, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rounds._LEAD_IN_SECONDS", 0.0)
-    host = Disturbed(is_quiet)
+    host = Disturbed(look)
     monkeypatch.setattr("rounds.QuietHost", lambda: host)
     monkeypatch.setattr("rounds.sys.platform", "linux")
     subject = Subject()
@@ -218,15 +236,20 @@ def test_steps_are_looked_at_from_within_and_timed_again_until_enough_were_quiet
     assert host.num_times_on_cores == num_tries
     assert subject.num_passes == before + 4 * num_tries
     assert host.num_looks == 17 * num_tries
+    steps = race.steps_in_words()
+    assert steps is not None
+    assert [step.partition("@")[2] for step in steps["plain"].split()] == words
+    # Five at least count, the best of them.
+    limit = 1.25 if words.count("1.00") in (3, 5) else 2.0
+    assert race.host_slowness == limit
     (plain,) = race.rows()
-    assert plain.num_disturbed == 3 * num_tries - num_quiet
-    assert plain.num_timed_steps == (num_quiet or 3 * num_tries)
+    assert plain.num_timed_steps == sum(float(word) <= limit for word in words)
     assert not subject.model._forward_hooks
     assert not subject.model.weight._post_accumulate_grad_hooks
 
 
 def test_after_its_limit_a_way_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Disturbed(lambda look: False)
+    host = Disturbed(lambda look: 2.0)
     monkeypatch.setattr("rounds.QuietHost", lambda: host)
     monkeypatch.setattr("rounds.sys.platform", "linux")
     race = Subject().race()

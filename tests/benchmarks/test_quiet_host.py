@@ -39,25 +39,37 @@ def test_work_that_takes_far_longer_than_it_ever_did_tells_that_somebody_is_ther
     seconds_of_work: float, is_quiet: bool, host: Host
 ) -> None:
     quiet = QuietHost(host.work)
-    assert quiet.is_quiet()
+    assert quiet.is_quiet(quiet.look())
     host.seconds_of_work = seconds_of_work
-    assert quiet.is_quiet() is is_quiet
+    assert quiet.is_quiet(quiet.look()) is is_quiet
     host.seconds_of_work = 0.5e-3
-    assert quiet.is_quiet()
+    assert quiet.is_quiet(quiet.look())
     host.seconds_of_work = 1e-3
-    assert not quiet.is_quiet()
+    assert not quiet.is_quiet(quiet.look())
+    assert quiet.least_seconds == pytest.approx(0.5e-3)
 
 
 def test_one_bad_sample_tells_nothing(host: Host) -> None:
-    quiet = QuietHost(host.work)
-    quiet.is_quiet()
     samples = iter([1e-3, 9e-3, 1e-3, 1e-3, 9e-3])
 
     def work() -> None:
         host.now += next(samples)
 
-    quiet._work = work
-    assert quiet.is_quiet()
+    assert QuietHost(work).look() == pytest.approx(1e-3)
+
+
+def test_how_often_somebody_is_there_is_told_by_looks_at_all_cores(host: Host) -> None:
+    before = os.sched_getaffinity(0)
+    num_done = 0
+
+    def work() -> None:
+        nonlocal num_done
+        num_done += 1
+        host.now += 1.7e-3 if num_done > 300 else 1e-3
+
+    # Five samples in each look, of which three tell.
+    assert QuietHost(work).disturbed_share(num_looks=80) == 20 / 80
+    assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.parametrize(("limit_seconds", "waited_seconds"), [(math.inf, 0.5), (0.1, 0.1)])
