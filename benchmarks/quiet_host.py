@@ -42,7 +42,7 @@ class QuietHost:
         """Return whether work takes about as little as it ever did."""
         return look_seconds <= QUIET * self.least_seconds
 
-    def disturbed_share(self, num_looks: int = 2000) -> float:
+    def disturbed_share(self, num_looks: int = 20_000) -> float:
         """Return in how many of so many looks, at one core after the other, somebody else was at work."""
         with _threads_put_back():
             looks = [self._look_at(next(self._cores)) for _ in range(num_looks)]
