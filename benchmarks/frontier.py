@@ -36,13 +36,14 @@ from frontier_captured import run_captured
 from frontier_models import SUBJECTS, Subject
 from frontier_plans import enter_plans, enter_strategies, groups_of_plans, plan_data
 from frontier_results import GIB, NEAR_THE_FLOOR, OFFLOADING, PLAIN, PLAIN_AGAIN, label_at
-from measuring import Race, machine, print_rows
+from measuring import Race, host_held, machine, print_rows
 from peers import eager_peers, offloaded
 from quiet_host import QuietHost
 from rich.console import Console
 from rich.table import Table
 
 import memfit
+from memfit.runtime.native_tape import engine_name
 from memfit.units import format_bytes
 
 _VERSIONS_OF = ("torch", "transformers", "timm", "torchvision", "numpy", "scipy", "memfit")
@@ -60,7 +61,9 @@ _FAST_HOST = 0.4
 _TOO_BUSY = 3
 
 
-def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) -> dict[str | None, dict[str, Any]]:
+def run(
+    name: str, subject: Subject, options: argparse.Namespace, begin: float, host: QuietHost | None
+) -> dict[str | None, dict[str, Any]]:
     """Measure all ways on one model, and return the results by group. ``begin`` is when building it began."""
     model = subject.model
     clock = _Clock(begin)
@@ -68,6 +71,8 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     race = Race(model, subject.output_and_loss, subject.tensors(), keep_gradients=False)
     race.enter(PLAIN, contextlib.nullcontext)
     model.zero_grad()
+    if host is not None:
+        host.settle()
     profile = memfit.profile(model, subject.batch)
     profiling_seconds = clock.lap("profiling")
     print(f"{name}: {len(profile.ops)} ops profiled in {profiling_seconds:.1f} s", flush=True)
@@ -100,8 +105,9 @@ def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) 
     clock.lap("peaks of memfit")
     race.compare_gradients(num_repeats=_NUM_GRADIENT_REPEATS)
     clock.lap("gradients")
-    if profile.host is not None and profile.host.forward + profile.host.backward > _FAST_HOST * profile.step_seconds:
-        race.look_for_quiet_moments()
+    costs = profile.host
+    if host is not None and costs is not None and costs.forward + costs.backward > _FAST_HOST * profile.step_seconds:
+        race.watch(host)
     num_rounds = race.run_rounds(
         options.rounds,
         steps_per_round=options.steps,
@@ -187,7 +193,7 @@ def let_go(device: torch.device) -> None:
         torch._C._host_emptyCache()
 
 
-def run_and_write(name: str, device: torch.device, options: argparse.Namespace) -> None:
+def run_and_write(name: str, device: torch.device, options: argparse.Namespace, host: QuietHost | None) -> None:
     if options.compiled:
         # Here, because it brings in torch's compiler, for which the others need not wait.
         from frontier_compiled import compile_ahead, run_compiled
@@ -204,7 +210,7 @@ def run_and_write(name: str, device: torch.device, options: argparse.Namespace) 
     elif options.captured:
         of_groups = {"captured": run_captured(name, subject, options.points, num_steps, plan_data)}
     else:
-        of_groups = run(name, subject, options, begin)
+        of_groups = run(name, subject, options, begin, host)
     for group, results in of_groups.items():
         if "plans" in results:
             print_predictions(results)
@@ -286,22 +292,33 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.small and not torch.cuda.is_available():
         parser.error("torch finds no GPU here; --small tries the script on the CPU")
     device = torch.device("cpu" if options.small else "cuda")
-    options.disturbed_share = None if options.small or sys.platform != "linux" else QuietHost().disturbed_share()
-    if options.disturbed_share is not None:
-        print(f"somebody else is at work in {options.disturbed_share:.0%} of the looks at this host", flush=True)
-        if options.disturbed_share > options.most_disturbed:
-            print(f"not measured: --most-disturbed is {options.most_disturbed:.0%}", flush=True)
-            return _TOO_BUSY
     # Gradients are compared with sums in a fixed order, for which cuBLAS wants this, which is what a Hopper GPU has
     # anyway, and before its first call.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if options.small:
         # A handful of numbers is slower, not faster, on several threads.
         torch.set_num_threads(1)
+    if options.compiled:
+        # The compiler has processes of its own, and takes minutes on all cores.
+        return measure_models(device, options, None)
+    # Builds the engine, if need be, while there are many cores.
+    engine_name()
+    with host_held(device) as host:
+        options.disturbed_share = None if host is None else host.disturbed_share()
+        if options.disturbed_share is not None:
+            print(f"somebody else is at work in {options.disturbed_share:.0%} of the looks at this host", flush=True)
+            if options.disturbed_share > options.most_disturbed:
+                print(f"not measured: --most-disturbed is {options.most_disturbed:.0%}", flush=True)
+                return _TOO_BUSY
+        return measure_models(device, options, host)
+
+
+def measure_models(device: torch.device, options: argparse.Namespace, host: QuietHost | None) -> int:
+    """Measure one model after the other; return the exit status."""
     failed = []
     for name in options.models or SUBJECTS:
         try:
-            run_and_write(name, device, options)
+            run_and_write(name, device, options, host)
         except ModuleNotFoundError as error:
             print(f"{name}: left out, {error.name} is not installed", flush=True)
         except Exception:

@@ -6,15 +6,17 @@ import gc
 import math
 import platform
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from entrant import Entrant, Way, limit_of_looks
 from gradients import compare, sums_in_a_fixed_order
-from quiet_host import QUIET
+from quiet_host import QUIET, QuietHost
 from rich.console import Console
 from rich.table import Table
 from rounds import Stopwatch, run_rounds
@@ -196,12 +198,9 @@ class Race:
         self._step()
         return self._gradients()
 
-    def look_for_quiet_moments(self) -> None:
-        """Count steps only while nobody disturbs the host, as far as such moments are found.
-
-        For a device that waits for the host. A CPU that computes would need all of its cores.
-        """
-        self._stopwatch.look_for_quiet_moments()
+    def watch(self, host: QuietHost) -> None:
+        """Count steps only while nobody disturbs the host, as far as there are such: for a device that waits for it."""
+        self._stopwatch.host = host
 
     def run_rounds(
         self, num_rounds: int, *, steps_per_round: int | None, fewest_rounds: int = 1, end_by: float | None = None
@@ -290,14 +289,29 @@ def measure(
     for name, way in ways.items():
         race.enter(name, way)
     race.compare_gradients(num_repeats=0)
-    if race.device.type == "cuda":
-        race.look_for_quiet_moments()
-    race.run_rounds(num_rounds, steps_per_round=steps_per_round)
+    with host_held(race.device) as host:
+        if host is not None:
+            race.watch(host)
+        race.run_rounds(num_rounds, steps_per_round=steps_per_round)
     rows = race.rows()
     failed = [f"{row.way}: {row.error}" for row in rows if row.error is not None]
     if failed:
         raise RuntimeError("; ".join(failed))
     return rows
+
+
+@contextmanager
+def host_held(device: torch.device) -> Iterator[QuietHost | None]:
+    """Hold all threads on one core of the host (`QuietHost`), where the platform knows how.
+
+    Not where the device is the host's CPU, which computes on all of its cores.
+    """
+    if device.type == "cpu" or sys.platform != "linux":
+        yield None
+        return
+    host = QuietHost()
+    with host.one_core():
+        yield host
 
 
 def bytes_now(device: torch.device, held: Sequence[Tensor]) -> int:

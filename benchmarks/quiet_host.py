@@ -1,36 +1,63 @@
-"""Finds moments in which nobody disturbs the host.
+"""Holds a process on one core of the host that is kept awake, and tells when somebody else disturbs it.
 
-A host that is shared runs at half of its speed whenever a neighbour uses the other half of a core, for tenths of a
-second at a time. A step for which launching takes about as long as computing takes half as long again then, whichever
-way it runs in. A little work that is always the same tells such moments apart: before steps, within them, and after.
+The host of a benchmark is often a share of a machine. Its cores are threads to that machine, which puts one that wakes
+up wherever there is room: beside a neighbour, on the other half of a core, at half of the speed, until it finds a
+better place some tenths of a second later. A training step goes from one core to another and back, because another
+thread launches its backward pass, and lets each of them sleep meanwhile. A step for which launching takes about as long
+as computing takes half as long again then, whichever way it runs in.
+
+So all threads go on one core, which is never idle. A little work that is always the same tells how fast that core is.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import statistics
-import threading
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 QUIET = 1.25
 """So much longer than ever may work take on a quiet core. Where a neighbour has half of it, it takes 1.7 times."""
 
 # Enough to tell a neighbour from an interrupt, which is soon over; short enough to be done in the midst of a step.
 _NUM_SAMPLES = 5
-_LONGEST_WAIT_SECONDS = 0.5
+# So many cores are kept awake, so that there is another one to go to.
+_NUM_CORES_AWAKE = 3
+# So many looks, a few hundredths of a second, tell how a core is just now.
+_NUM_LOOKS = 200
+# Whoever has something to do has the core at once; ends with the process that asked for it.
+_STAY_AWAKE = """
+import os
+os.sched_setaffinity(0, {core})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == {parent}:
+    sum(range(1_000_000))
+"""
 
 
 class QuietHost:
-    """Knows how fast a core of this host is when nobody disturbs it, and puts threads on such cores."""
+    """Knows how fast a core of this host is when nobody disturbs it, and holds threads on such a core."""
 
     def __init__(self, work: Callable[[], object] | None = None) -> None:
-        self._work = work or _a_little_work
         self.least_seconds = math.inf
-        self._cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+        self._work = work or _a_little_work
+        self._awake: Sequence[int] = ()
+
+    @contextmanager
+    def one_core(self) -> Iterator[None]:
+        """Hold all threads of this process on one core, and keep that awake."""
+        cores = sorted(os.sched_getaffinity(0))
+        self._awake = cores[:: math.ceil(len(cores) / _NUM_CORES_AWAKE)]
+        with ExitStack() as stack:
+            for core in self._awake:
+                stack.enter_context(_kept_awake(core))
+            stack.enter_context(_threads_put_back())
+            self._go_to_the_quietest()
+            yield
 
     def look(self) -> float:
         """Return how long a little work takes on the core that this thread is on: longer where it is disturbed."""
@@ -42,39 +69,28 @@ class QuietHost:
         """Return whether work takes about as little as it ever did."""
         return look_seconds <= QUIET * self.least_seconds
 
-    def disturbed_share(self, num_looks: int = 20_000) -> float:
-        """Return in how many of so many looks, at one core after the other, somebody else was at work."""
-        with _threads_put_back():
-            looks = [self._look_at(next(self._cores)) for _ in range(num_looks)]
-        return sum(not self.is_quiet(look) for look in looks) / num_looks
+    def settle(self) -> None:
+        """Go to another core that is awake if this one is disturbed just now, and that one is less."""
+        if self._awake and not self.is_quiet(statistics.median(self._looks(_NUM_LOOKS))):
+            self._go_to_the_quietest()
 
-    @contextmanager
-    def two_cores(self, end_by: float = math.inf) -> Iterator[None]:
-        """Hold this thread on a core of its own and all others on a second one, quiet ones if they are found.
+    def disturbed_share(self, seconds: float = 3.0) -> float:
+        """Return in how many looks, for so long, somebody else was at work on this core."""
+        end = time.perf_counter() + seconds
+        looks = self._looks(1)
+        while time.perf_counter() < end:
+            looks += self._looks(1)
+        return sum(not self.is_quiet(look) for look in looks) / len(looks)
 
-        Forward passes are launched by the one, backward passes by another. On one core for both, each would find its
-        caches full of the other's. After ``end_by`` (of time.perf_counter), or half a second, any cores will do.
-        """
-        with _threads_put_back():
-            own, others = self._two_quiet_cores(min(end_by, time.perf_counter() + _LONGEST_WAIT_SECONDS))
-            _put_others_on(others)
-            os.sched_setaffinity(0, {own})
-            yield
+    def _go_to_the_quietest(self) -> None:
+        _put_on({min(self._awake, key=self._seconds_on)}, _threads())
 
-    def _two_quiet_cores(self, end_by: float) -> tuple[int, int]:
-        """Return two cores; the same one twice where there is but one."""
-        found: list[int] = []
-        for core in self._cores:
-            if self.is_quiet(self._look_at(core)) or time.perf_counter() >= end_by:
-                found.append(core)
-            if len(found) == 2:
-                break
-        own, others = found
-        return own, others
-
-    def _look_at(self, core: int) -> float:
+    def _seconds_on(self, core: int) -> float:
         os.sched_setaffinity(0, {core})
-        return self.look()
+        return statistics.median(self._looks(_NUM_LOOKS))
+
+    def _looks(self, number: int) -> list[float]:
+        return [self.look() for _ in range(number)]
 
     def _seconds_of_work(self) -> float:
         begin = time.perf_counter()
@@ -86,9 +102,15 @@ def _a_little_work() -> int:
     return sum(number * number for number in range(600))
 
 
-def _put_others_on(core: int) -> None:
-    this_thread = threading.get_native_id()
-    _put_on({core}, (thread for thread in _threads() if thread != this_thread))
+@contextmanager
+def _kept_awake(core: int) -> Iterator[None]:
+    command = _STAY_AWAKE.format(core={core}, parent=os.getpid())
+    process = subprocess.Popen([sys.executable, "-S", "-c", command])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -34,12 +33,8 @@ class Stopwatch:
         self._step = step
         self._model = model
         self._device = device
+        # Whom to ask whether steps were disturbed, if anybody.
         self.host: QuietHost | None = None
-
-    def look_for_quiet_moments(self) -> None:
-        """From now on, tell steps apart by whether the host was disturbed; where that cannot be told, do not."""
-        if sys.platform == "linux":
-            self.host = QuietHost()
 
     def time(self, entrant: Entrant, num_steps: int | None, limit_seconds: float = math.inf) -> None:
         """Time steps of the entrant: ``num_steps`` that nobody disturbed, if it has so many within the limit."""
@@ -60,15 +55,10 @@ class Stopwatch:
         end_by = time.perf_counter() + limit_seconds
         steps: list[TimedStep] = []
         for _ in range(_MOST_TRIES):
-            with host.two_cores(end_by):
-                steps += watched_in_a_row(
-                    self._step,
-                    self._model,
-                    host.look,
-                    self._device,
-                    num_steps,
-                    num_lead_in_steps=num_lead_in,
-                )
+            host.settle()
+            steps += watched_in_a_row(
+                self._step, self._model, host.look, self._device, num_steps, num_lead_in_steps=num_lead_in
+            )
             num_quiet = sum(step.look_seconds is not None and host.is_quiet(step.look_seconds) for step in steps)
             if num_quiet >= num_steps or time.perf_counter() >= end_by:
                 break

@@ -17,6 +17,7 @@ from frontier_models import SUBJECTS
 from gradients import compare, sums_in_a_fixed_order
 from measuring import Race, TimeLimitError, measure
 from peers import transformers_switch
+from quiet_host import QuietHost
 from timing import TimedStep
 from torch import Tensor, nn
 
@@ -185,26 +186,21 @@ def test_steps_that_were_disturbed_more_are_left_out() -> None:
     assert (row.median_ms, row.num_timed_steps, row.num_disturbed) == (1.5e3, 2, 0)
 
 
-class Disturbed:
+class Disturbed(QuietHost):
     """Stands in for the host: how long looks at it take is told by how often one looked."""
 
-    least_seconds = 1.0
-
     def __init__(self, look: Callable[[int], float]) -> None:
-        self.num_looks = self.num_times_on_cores = 0
+        super().__init__()
+        self.least_seconds = 1.0
+        self.num_looks = self.num_times_settled = 0
         self._look = look
 
     def look(self) -> float:
         self.num_looks += 1
         return self._look(self.num_looks)
 
-    def is_quiet(self, look_seconds: float) -> bool:
-        return look_seconds <= 1.25
-
-    @contextlib.contextmanager
-    def two_cores(self, end_by: float) -> Iterator[None]:
-        self.num_times_on_cores += 1
-        yield
+    def settle(self) -> None:
+        self.num_times_settled += 1
 
 
 @pytest.mark.parametrize(
@@ -226,14 +222,12 @@ def test_steps_are_looked_at_from_within_and_timed_again_until_enough_were_quiet
 ) -> None:
     monkeypatch.setattr("rounds._LEAD_IN_SECONDS", 0.0)
     host = Disturbed(look)
-    monkeypatch.setattr("rounds.QuietHost", lambda: host)
-    monkeypatch.setattr("rounds.sys.platform", "linux")
     subject = Subject()
     race = subject.race()
-    race.look_for_quiet_moments()
+    race.watch(host)
     before = subject.num_passes
     race.run_rounds(1, steps_per_round=3)
-    assert host.num_times_on_cores == num_tries
+    assert host.num_times_settled == num_tries
     assert subject.num_passes == before + 4 * num_tries
     assert host.num_looks == 17 * num_tries
     steps = race.steps_in_words()
@@ -248,14 +242,12 @@ def test_steps_are_looked_at_from_within_and_timed_again_until_enough_were_quiet
     assert not subject.model.weight._post_accumulate_grad_hooks
 
 
-def test_after_its_limit_a_way_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_its_limit_a_way_is_not_timed_again() -> None:
     host = Disturbed(lambda look: 2.0)
-    monkeypatch.setattr("rounds.QuietHost", lambda: host)
-    monkeypatch.setattr("rounds.sys.platform", "linux")
     race = Subject().race()
-    race.look_for_quiet_moments()
+    race.watch(host)
     race.run_rounds(2, steps_per_round=1, end_by=time.perf_counter() - 1.0)
-    assert host.num_times_on_cores == 1
+    assert host.num_times_settled == 1
 
 
 def test_the_same_way_under_another_name_has_the_same_numbers() -> None:

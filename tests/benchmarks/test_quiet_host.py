@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
+import threading
+from pathlib import Path
 
 import pytest
 from quiet_host import QuietHost
@@ -58,37 +60,77 @@ def test_one_bad_sample_tells_nothing(host: Host) -> None:
     assert QuietHost(work).look() == pytest.approx(1e-3)
 
 
-def test_how_often_somebody_is_there_is_told_by_looks_at_all_cores(host: Host) -> None:
-    before = os.sched_getaffinity(0)
-    num_done = 0
-
+def test_how_often_somebody_is_there_is_told_by_looks_for_a_while(host: Host) -> None:
     def work() -> None:
-        nonlocal num_done
-        num_done += 1
-        host.now += 1.7e-3 if num_done > 300 else 1e-3
+        host.now += 1.7e-3 if host.now > 0.75 else 1e-3
 
-    # Five samples in each look, of which three tell.
-    assert QuietHost(work).disturbed_share(num_looks=80) == 20 / 80
-    assert os.sched_getaffinity(0) == before
+    share = QuietHost(work).disturbed_share(seconds=1.0)
+    # Each look takes five times the work; 150 of those before, and 30 in the slow quarter of a second.
+    assert share == pytest.approx(30 / 180, abs=0.01)
 
 
-@pytest.mark.parametrize(("limit_seconds", "waited_seconds"), [(math.inf, 0.5), (0.1, 0.1)])
-def test_quiet_cores_are_looked_for_for_a_while_and_threads_are_put_back_even_after_an_error(
-    limit_seconds: float, waited_seconds: float, host: Host
-) -> None:
-    before = os.sched_getaffinity(0)
-    quiet = QuietHost(host.work)
-    with quiet.two_cores():
-        assert host.now < 0.1
-    host.seconds_of_work = 1.7e-3
-    begin = host.now
+def processes_of(parent: int) -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()}
+
+
+def test_all_threads_are_on_one_core_that_is_kept_awake_and_put_back_even_after_an_error() -> None:
+    before, processes = os.sched_getaffinity(0), processes_of(os.getpid())
+    quiet = QuietHost()
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
 
     def fail() -> None:
-        with quiet.two_cores(begin + limit_seconds):
+        with quiet.one_core():
+            awake = processes_of(os.getpid()) - processes
+            assert len(awake) == min(len(before), 3)
+            (core,) = os.sched_getaffinity(0)
+            assert core in before
+            assert thread.native_id is not None
+            assert os.sched_getaffinity(thread.native_id) == {core}
+            quiet.settle()
             assert len(os.sched_getaffinity(0)) == 1
             raise ValueError("from within")
 
-    with pytest.raises(ValueError, match="from within"):
-        fail()
-    assert waited_seconds <= host.now - begin < waited_seconds + 0.05
-    assert os.sched_getaffinity(0) == before
+    try:
+        with pytest.raises(ValueError, match="from within"):
+            fail()
+        assert thread.native_id is not None
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(thread.native_id) == before
+    finally:
+        ended.set()
+    assert processes_of(os.getpid()) == processes
+
+
+def test_a_disturbed_core_is_left_for_the_quietest_and_a_quiet_one_is_not(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = {0}
+    seconds_on = {0: 0.98e-3, 1: 1e-3, 2: 1e-3}
+
+    def work() -> None:
+        (core,) = on
+        host.now += seconds_on[core]
+
+    def put(thread: int, cores: set[int]) -> None:
+        on.clear()
+        on.update(cores)
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda thread: {0, 1, 2})
+    monkeypatch.setattr("os.sched_setaffinity", put)
+    monkeypatch.setattr("quiet_host._kept_awake", lambda core: contextlib.nullcontext())
+    monkeypatch.setattr("quiet_host._threads", lambda: iter([1]))
+    quiet = QuietHost(work)
+    with quiet.one_core():
+        assert on == {0}
+        seconds_on |= {0: 1.2e-3, 1: 0.985e-3}
+        quiet.settle()
+        assert on == {0}
+        seconds_on[0] = 1.9e-3
+        seconds_on[2] = 1.7e-3
+        quiet.settle()
+        assert on == {1}
+        seconds_on[1] = 2.1e-3
+        quiet.settle()
+        assert on == {2}
+    assert on == {0, 1, 2}

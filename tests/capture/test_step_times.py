@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -133,24 +133,6 @@ def test_two_ways_take_turns_and_one_gets_ready_untimed(monkeypatch: pytest.Monk
     assert plain.forward_launched == 10 + 0.75
     assert other.forward_launched == 100 + 15 + 0.75
     assert (plain.backward_launched, other.backward_launched) == (0.0, 0.0)
-
-
-def test_turns_and_parts_of_a_row_are_each_on_other_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_runs_on_cores: list[int] = []
-
-    @contextmanager
-    def other_cores() -> Iterator[None]:
-        num_before = len(had_gradient)
-        yield
-        num_runs_on_cores.append(len(had_gradient) - num_before)
-
-    monkeypatch.setattr("memfit.capture.step_times.other_cores", other_cores)
-    step = TrainingStep(Counting(), torch.ones(3))
-    timed_in_turns(step, torch.device("cpu"), KeptState(step), nullcontext, num_turns=2)
-    assert num_runs_on_cores == [9, 9]
-    num_runs_on_cores.clear()
-    timed_in_a_row(step, torch.device("cpu"), KeptState(step), StepAlone(0.0, 0.0, 0.15))
-    assert num_runs_on_cores == [4, 4, 2]
 
 
 def test_each_part_of_a_step_alone_takes_time() -> None:

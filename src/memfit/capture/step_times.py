@@ -13,7 +13,6 @@ import torch
 
 from memfit.capture.clocks import moments_on, wait_for
 from memfit.capture.kept_state import KeptState
-from memfit.capture.other_cores import other_cores
 from memfit.capture.step import TrainingStep
 from memfit.graph.model_profile import Phase
 
@@ -22,8 +21,6 @@ _NUM_STEPS_ALONE = 4
 # through a bad moment, which on a shared machine takes half a second.
 _SECONDS_IN_A_ROW = 1.5
 _FEWEST_IN_A_ROW, _MOST_IN_A_ROW = 5, 30
-# On so many cores of the host, because a bad moment of one of them may take longer.
-_NUM_CORES_IN_A_ROW = 3
 
 
 class StepAlone(NamedTuple):
@@ -74,20 +71,16 @@ def timed_in_turns(
     *,
     num_turns: int,
 ) -> tuple[StepAlone, StepAlone]:
-    """Time the plain step and the one inside ``way()`` in turns: a host that slows down does so for both.
-
-    Each turn is on other cores than the last.
-    """
+    """Time the plain step and the one inside ``way()`` in turns: a host that slows down does so for both."""
     plain: list[StepAlone] = []
     other: list[StepAlone] = []
     for _ in range(num_turns):
-        with other_cores():
-            plain += _timings_alone(step, device, state)
-            with way():
-                # The first step may have to get ready.
-                with state.kept():
-                    step.run()
-                other += _timings_alone(step, device, state)
+        plain += _timings_alone(step, device, state)
+        with way():
+            # The first step may have to get ready.
+            with state.kept():
+                step.run()
+            other += _timings_alone(step, device, state)
     return _lower_quartiles(plain), _lower_quartiles(other)
 
 
@@ -98,18 +91,14 @@ def timed_in_a_row(step: TrainingStep, device: torch.device, state: KeptState, a
     that it does costs.
     """
     num_steps = min(max(math.ceil(_SECONDS_IN_A_ROW / alone.seconds), _FEWEST_IN_A_ROW), _MOST_IN_A_ROW)
-    num_steps_on_a_core = math.ceil(num_steps / _NUM_CORES_IN_A_ROW)
     moments = moments_on(device)
     with state.kept():
         wait_for(device)
-        for first in range(0, num_steps, num_steps_on_a_core):
-            with other_cores():
-                for _ in range(min(num_steps_on_a_core, num_steps - first)):
-                    state.begin_another()
-                    step.run()
-                    # The first of the steps begins on an idle device, as the one alone did: it ends where counting
-                    # begins.
-                    moments.mark()
+        for _ in range(num_steps):
+            state.begin_another()
+            step.run()
+            # The first of the steps begins on an idle device, as the one alone did: it ends where counting begins.
+            moments.mark()
         return _lower_quartile(moments.seconds_between())
 
 
