@@ -129,6 +129,7 @@ def run(
         "kernel_noise": race.kernel_noise,
         "num_rounds": num_rounds,
         "seconds": clock.laps,
+        "num_cores": None if host is None else options.cores,
         "disturbed_share": options.disturbed_share,
         "host_slowness": race.host_slowness,
         "steps": race.steps_in_words(),
@@ -260,6 +261,13 @@ def main(arguments: list[str] | None = None) -> int:
         help="a slow way (save_on_cpu) whose first step takes longer is not timed (default: 5)",
     )
     parser.add_argument(
+        "--cores",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        help="of the host: one for all threads, or one for forward and one for backward passes (default: 1)",
+    )
+    parser.add_argument(
         "--most-disturbed",
         type=float,
         default=1.0,
@@ -303,7 +311,7 @@ def main(arguments: list[str] | None = None) -> int:
         return measure_models(device, options, None)
     # Builds the engine, if need be, while there are many cores.
     engine_name()
-    with host_held(device) as host:
+    with host_held(device, options.cores) as host:
         options.disturbed_share = None if host is None else host.disturbed_share()
         if options.disturbed_share is not None:
             print(f"somebody else is at work in {options.disturbed_share:.0%} of the looks at this host", flush=True)

@@ -301,16 +301,16 @@ def measure(
 
 
 @contextmanager
-def host_held(device: torch.device) -> Iterator[QuietHost | None]:
-    """Hold all threads on one core of the host (`QuietHost`), where the platform knows how.
+def host_held(device: torch.device, num_cores: int = 1) -> Iterator[QuietHost | None]:
+    """Hold all threads on so many cores of the host (`QuietHost`), where the platform knows how.
 
     Not where the device is the host's CPU, which computes on all of its cores.
     """
     if device.type == "cpu" or sys.platform != "linux":
         yield None
         return
-    host = QuietHost()
-    with host.one_core():
+    host = QuietHost(num_cores)
+    with host.held():
         yield host
 
 

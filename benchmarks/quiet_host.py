@@ -1,4 +1,4 @@
-"""Holds a process on one core of the host that is kept awake, and tells when somebody else disturbs it.
+"""Holds a process on a core or two of the host that are kept awake, and tells when somebody else disturbs it.
 
 The host of a benchmark is often a share of a machine. Its cores are threads to that machine, which puts one that wakes
 up wherever there is room: beside a neighbour, on the other half of a core, at half of the speed, until it finds a
@@ -6,7 +6,8 @@ better place some tenths of a second later. A training step goes from one core t
 thread launches its backward pass, and lets each of them sleep meanwhile. A step for which launching takes about as long
 as computing takes half as long again then, whichever way it runs in.
 
-So all threads go on one core, which is never idle. A little work that is always the same tells how fast that core is.
+So all threads go on one core, which is never idle, or on two. A little work that is always the same tells how fast a
+core is.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ QUIET = 1.25
 
 # Enough to tell a neighbour from an interrupt, which is soon over; short enough to be done in the midst of a step.
 _NUM_SAMPLES = 5
-# So many cores are kept awake, so that there is another one to go to.
-_NUM_CORES_AWAKE = 3
+# So many more cores are kept awake than are needed, so that there are others to go to.
+_NUM_OTHER_CORES = 2
 # So many looks, a few hundredths of a second, tell how a core is just now.
 _NUM_LOOKS = 200
 # Whoever has something to do has the core at once; ends with the process that asked for it.
@@ -40,21 +41,32 @@ while os.getppid() == {parent}:
 
 
 class QuietHost:
-    """Knows how fast a core of this host is when nobody disturbs it, and holds threads on such a core."""
+    """Knows how fast a core of this host is when nobody disturbs it, and holds threads on such cores.
 
-    def __init__(self, work: Callable[[], object] | None = None) -> None:
+    On one core, or this thread on one and all others on a second: forward passes are launched by this one, backward
+    passes by another. Cores that are not kept awake are there to see what that is good for.
+    """
+
+    def __init__(
+        self, num_cores: int = 1, *, stays_awake: bool = True, work: Callable[[], object] | None = None
+    ) -> None:
         self.least_seconds = math.inf
+        self._num_cores = num_cores
+        self._stays_awake = stays_awake
         self._work = work or _a_little_work
-        self._awake: Sequence[int] = ()
+        # To choose from, and of these the own one first and that of the others last.
+        self._cores: Sequence[int] = ()
+        self._held: Sequence[int] = ()
 
     @contextmanager
-    def one_core(self) -> Iterator[None]:
-        """Hold all threads of this process on one core, and keep that awake."""
+    def held(self) -> Iterator[None]:
+        """Hold all threads of this process on so many cores."""
         cores = sorted(os.sched_getaffinity(0))
-        self._awake = cores[:: math.ceil(len(cores) / _NUM_CORES_AWAKE)]
+        self._cores = cores[:: math.ceil(len(cores) / (_NUM_OTHER_CORES + self._num_cores))]
         with ExitStack() as stack:
-            for core in self._awake:
-                stack.enter_context(_kept_awake(core))
+            if self._stays_awake:
+                for core in self._cores:
+                    stack.enter_context(_kept_awake(core))
             stack.enter_context(_threads_put_back())
             self._go_to_the_quietest()
             yield
@@ -70,9 +82,11 @@ class QuietHost:
         return look_seconds <= QUIET * self.least_seconds
 
     def settle(self) -> None:
-        """Go to another core that is awake if this one is disturbed just now, and that one is less."""
-        if self._awake and not self.is_quiet(statistics.median(self._looks(_NUM_LOOKS))):
+        """Go to other cores if one of these is disturbed just now, and those are less."""
+        if not all(self.is_quiet(self._seconds_on(core)) for core in self._held):
             self._go_to_the_quietest()
+        elif self._held:
+            os.sched_setaffinity(0, {self._held[0]})
 
     def disturbed_share(self, seconds: float = 3.0) -> float:
         """Return in how many looks, for so long, somebody else was at work on this core."""
@@ -83,7 +97,9 @@ class QuietHost:
         return sum(not self.is_quiet(look) for look in looks) / len(looks)
 
     def _go_to_the_quietest(self) -> None:
-        _put_on({min(self._awake, key=self._seconds_on)}, _threads())
+        self._held = sorted(self._cores, key=self._seconds_on)[: self._num_cores]
+        _put_on({self._held[-1]}, _threads())
+        os.sched_setaffinity(0, {self._held[0]})
 
     def _seconds_on(self, core: int) -> float:
         os.sched_setaffinity(0, {core})

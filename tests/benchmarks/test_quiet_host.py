@@ -40,7 +40,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 def test_work_that_takes_far_longer_than_it_ever_did_tells_that_somebody_is_there(
     seconds_of_work: float, is_quiet: bool, host: Host
 ) -> None:
-    quiet = QuietHost(host.work)
+    quiet = QuietHost(work=host.work)
     assert quiet.is_quiet(quiet.look())
     host.seconds_of_work = seconds_of_work
     assert quiet.is_quiet(quiet.look()) is is_quiet
@@ -57,14 +57,14 @@ def test_one_bad_sample_tells_nothing(host: Host) -> None:
     def work() -> None:
         host.now += next(samples)
 
-    assert QuietHost(work).look() == pytest.approx(1e-3)
+    assert QuietHost(work=work).look() == pytest.approx(1e-3)
 
 
 def test_how_often_somebody_is_there_is_told_by_looks_for_a_while(host: Host) -> None:
     def work() -> None:
         host.now += 1.7e-3 if host.now > 0.75 else 1e-3
 
-    share = QuietHost(work).disturbed_share(seconds=1.0)
+    share = QuietHost(work=work).disturbed_share(seconds=1.0)
     # Each look takes five times the work; 150 of those before, and 30 in the slow quarter of a second.
     assert share == pytest.approx(30 / 180, abs=0.01)
 
@@ -81,7 +81,7 @@ def test_all_threads_are_on_one_core_that_is_kept_awake_and_put_back_even_after_
     thread.start()
 
     def fail() -> None:
-        with quiet.one_core():
+        with quiet.held():
             awake = processes_of(os.getpid()) - processes
             assert len(awake) == min(len(before), 3)
             (core,) = os.sched_getaffinity(0)
@@ -102,35 +102,45 @@ def test_all_threads_are_on_one_core_that_is_kept_awake_and_put_back_even_after_
     assert processes_of(os.getpid()) == processes
 
 
-def test_a_disturbed_core_is_left_for_the_quietest_and_a_quiet_one_is_not(
+class Cores:
+    """Four cores of different speed, and where this thread and another one are put."""
+
+    def __init__(self, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = {0: 0.98e-3, 1: 0.99e-3, 2: 1e-3, 3: 1.01e-3}
+        self.of_thread = {0: {0}, 7: {0}}
+        self._host = host
+        monkeypatch.setattr("os.sched_getaffinity", lambda thread: {0, 1, 2, 3})
+        monkeypatch.setattr("os.sched_setaffinity", self.of_thread.__setitem__)
+        monkeypatch.setattr("quiet_host._kept_awake", lambda core: contextlib.nullcontext())
+        monkeypatch.setattr("quiet_host._threads", lambda: iter([0, 7]))
+
+    def work(self) -> None:
+        (core,) = self.of_thread[0]
+        self._host.now += self.seconds[core]
+
+
+def test_disturbed_cores_are_left_for_the_quietest_and_quiet_ones_are_not(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on = {0}
-    seconds_on = {0: 0.98e-3, 1: 1e-3, 2: 1e-3}
-
-    def work() -> None:
-        (core,) = on
-        host.now += seconds_on[core]
-
-    def put(thread: int, cores: set[int]) -> None:
-        on.clear()
-        on.update(cores)
-
-    monkeypatch.setattr("os.sched_getaffinity", lambda thread: {0, 1, 2})
-    monkeypatch.setattr("os.sched_setaffinity", put)
-    monkeypatch.setattr("quiet_host._kept_awake", lambda core: contextlib.nullcontext())
-    monkeypatch.setattr("quiet_host._threads", lambda: iter([1]))
-    quiet = QuietHost(work)
-    with quiet.one_core():
-        assert on == {0}
-        seconds_on |= {0: 1.2e-3, 1: 0.985e-3}
+    cores = Cores(host, monkeypatch)
+    quiet = QuietHost(2, work=cores.work)
+    with quiet.held():
+        assert cores.of_thread == {0: {0}, 7: {1}}
+        cores.seconds |= {0: 1.2e-3, 2: 0.985e-3}
         quiet.settle()
-        assert on == {0}
-        seconds_on[0] = 1.9e-3
-        seconds_on[2] = 1.7e-3
+        assert cores.of_thread == {0: {0}, 7: {1}}
+        cores.seconds |= {1: 1.9e-3}
         quiet.settle()
-        assert on == {1}
-        seconds_on[1] = 2.1e-3
+        assert cores.of_thread == {0: {2}, 7: {3}}
+    assert cores.of_thread == {0: {0, 1, 2, 3}, 7: {0, 1, 2, 3}}
+
+
+def test_on_one_core_all_threads_are_together(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = Cores(host, monkeypatch)
+    quiet = QuietHost(work=cores.work)
+    with quiet.held():
+        assert cores.of_thread == {0: {0}, 7: {0}}
+        # Every second core is among those to choose from.
+        cores.seconds |= {0: 1.9e-3, 1: 0.9e-3}
         quiet.settle()
-        assert on == {2}
-    assert on == {0, 1, 2}
+        assert cores.of_thread == {0: {2}, 7: {2}}
