@@ -17,7 +17,8 @@ from memfit.runtime import native_build
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.native_build import native_module
 from memfit.runtime.native_tape import NativeTape, new_tape
-from memfit.runtime.regions import Region
+from memfit.runtime.op_rules import OpRule, Treatment, rule_for
+from memfit.runtime.regions import Fate, Region
 from memfit.runtime.tape import Tape
 from memfit.runtime.tape_choice import TapeChoice
 
@@ -203,3 +204,47 @@ def test_a_chain_of_dropped_values_of_any_length_is_let_go() -> None:
     result = tape.run(Region("", nn.Identity(), {"aten.neg": True}), forward, (), {})
     tape.close()
     del result
+
+
+def rules_of_usual_ops() -> dict[str, OpRule]:
+    """Return the rules of all ops with a kernel at the engine's dispatch key, by their names."""
+    rules = {}
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("Fake"):
+        namespace, _, rest = name.partition("::")
+        short_name, _, overload = rest.partition(".")
+        assert namespace == "aten"
+        rules[name] = rule_for(getattr(getattr(torch.ops.aten, short_name), overload or "default"))
+    return rules
+
+
+def test_ops_with_kernels_of_their_own_are_views_or_write_to_their_first_argument_at_most_and_keep_no_statistics() -> (
+    None
+):
+    assert native_module() is not None
+    rules = rules_of_usual_ops()
+    assert len(rules) > 70
+    views = {name for name, rule in rules.items() if rule.treatment is Treatment.VIEW}
+    assert {"aten::view", "aten::t", "aten::slice.Tensor"} <= views
+    for name in rules.keys() - views:
+        rule = rules[name]
+        assert rule.written in ((), (0,)), name
+        assert rule.batch_norm_arguments is None, name
+        # Where it writes, that is what it returns: so the kernel knows.
+        assert (rule.treatment is Treatment.IN_PLACE) == (rule.written == (0,)), name
+
+
+def test_calls_with_tensors_without_memory_are_not_counted() -> None:
+    region = Region("", nn.Identity(), {"aten.mul": (Fate.DROP,)}, num_calls={"aten.mul": 1})
+    weight = torch.full((8,), 1.25, requires_grad=True)
+
+    def forward() -> Tensor:
+        traced = weight.detach().to("meta")
+        torch.cat([traced * traced, traced])
+        return (weight * weight).exp().sum()
+
+    tape = new_tape()
+    reports: list[bool] = []
+    tape.report = reports.append
+    tape.run(region, forward, (), {}).backward()
+    tape.close()
+    assert reports == [True]

@@ -7,6 +7,7 @@
 // the other side of what is defined below.
 
 #include "forward_pass.h"
+#include "usual_ops.h"
 
 namespace memfit {
 
@@ -72,6 +73,10 @@ void define_offloading(py::module_& module) {
 }  // namespace memfit
 
 TORCH_LIBRARY_IMPL(_, Fake, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&memfit::hear>()); }
+TORCH_LIBRARY_IMPL(aten, Fake, library) {
+  memfit::hear_usual_ops(library);
+  memfit::let_views_through(library);
+}
 
 PYBIND11_MODULE(MEMFIT_MODULE, module) {
   using namespace memfit;

@@ -63,6 +63,7 @@ class Tape {
 
   void go_into(intrusive_ptr<Region> next);
   void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
+  bool passes_by(const OpRule& rule, bool is_meta, const Tensor* written);
   PyObject* pack(PyObject* object);
   bool has_heard_what_was_planned() const;
   void close();
@@ -151,6 +152,25 @@ inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   } else {
     run_pure_op(op, keys, stack, rule, *pattern, arguments.vec());
   }
+}
+
+// Returns whether nothing is to be done about a call but to run it. If so, does what else `hear` does: counts it.
+inline bool Tape::passes_by(const OpRule& rule, bool is_meta, const Tensor* written) {
+  if (!region || is_meta) return true;
+  if (written != nullptr && is_strided(*written)) {
+    std::lock_guard lock(notes.mutex);
+    if (notes.on(*written) != nullptr) return false;
+  }
+  const auto& of_ops = region->calls;
+  if (rule.number < of_ops.size() && of_ops[rule.number]) {
+    const auto& calls = *of_ops[rule.number];
+    if (calls.drops_everything) return false;
+    auto& num_calls = num_calls_[&calls];
+    if (num_calls < calls.patterns.size() && !calls.patterns[num_calls].saves_all()) return false;
+    ++num_calls;
+  }
+  forget_dead_storages();
+  return true;
 }
 
 inline const Pattern* Tape::next_pattern(const OpRule& rule) {
