@@ -20,7 +20,7 @@ from memfit.graph.names import is_within
 USUAL_COSTS = HostCosts(
     forward=0.0,
     backward=0.0,
-    recorded_op=1e-6,
+    recorded_op=3e-7,
     dropped_op=1e-6,
     entry=5e-7,
     watched_save=2e-6,

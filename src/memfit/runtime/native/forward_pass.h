@@ -7,11 +7,12 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/PyInterpreter.h>
 
+#include "kept_saves.h"
 #include "tape.h"
 
 namespace memfit {
 
-// What autograd is handed in place of a tensor: a capsule with a `Source` in it.
+// What autograd is handed in place of a tensor that is dropped: a capsule with a `Source` in it.
 constexpr const char* PACKED = "memfit.packed";
 
 inline PyObject* packed(Source source) {
@@ -27,7 +28,7 @@ inline PyObject* Tape::pack(PyObject* object) {
     return PyObject_CallMethod(object, "detach", nullptr);
   }
   forget_dead_storages();
-  if (is_strided(tensor)) {
+  if (is_strided(tensor) && may_be_dropped(tensor)) {
     intrusive_ptr<DroppedValue> dropped;
     {
       std::lock_guard lock(notes.mutex);
@@ -38,7 +39,7 @@ inline PyObject* Tape::pack(PyObject* object) {
   }
   // An op's own output refers to its autograd node, and the node is about to refer to what is returned here.
   auto alias = has_no_history(tensor) ? tensor : detached_alias(tensor);
-  return packed(Source(make_intrusive<HeldTensor>(std::move(alias), region, nullptr)));
+  return kept(std::move(alias), region);
 }
 
 inline PyObject* pack(PyObject* capsule, PyObject* tensor) {
@@ -47,16 +48,13 @@ inline PyObject* pack(PyObject* capsule, PyObject* tensor) {
   END_HANDLE_TH_ERRORS
 }
 
-inline void set_error(const py::object& error) {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-}
-
 inline py::object error_of(const TornValue& torn) {
   return python->torn_value_error(torn.maker, torn.torn_at, torn.version);
 }
 
 inline PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
   HANDLE_TH_ERRORS
+  if (KeptSave::is(object)) return KeptSave::of(object).read();
   if (!PyCapsule_IsValid(object, PACKED)) return Py_NewRef(object);
   const auto& source = *static_cast<Source*>(PyCapsule_GetPointer(object, PACKED));
   try {
@@ -69,8 +67,7 @@ inline PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
   } catch (const StaleValue& stale) {
     const auto& held = *stale.held;
     auto tensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(held.tensor));
-    auto reader = held.reader == nullptr ? py::object(py::none()) : py::object(py::str(held.reader->name));
-    set_error(python->stale_value_error(held.region->place, reader, tensor, held.version));
+    set_error(python->stale_value_error(held.region->place, py::str(held.reader->name), tensor, held.version));
     return nullptr;
   } catch (const TornValue& torn) {
     set_error(error_of(torn));

@@ -52,6 +52,8 @@ inline void tell_of(const Tensor& made) {
     python->memory_listener(py::reinterpret_steal<py::object>(THPVariable_Wrap(made)));
 }
 
+constexpr size_t MOST_LOOKED_THROUGH = 64;
+
 class Tape {
  public:
   Tape() {
@@ -83,6 +85,7 @@ class Tape {
   Source source(const Tensor& tensor, const OpRule& rule);
   intrusive_ptr<DroppedValue> content(Note& note, const Tensor& tensor);
   void drop(const Tensor& tensor, intrusive_ptr<DroppedValue> value, int64_t version);
+  bool may_be_dropped(const Tensor& tensor) const;
   void forget_dead_storages();
 
   size_t number_;
@@ -419,7 +422,16 @@ inline void Tape::drop(const Tensor& tensor, intrusive_ptr<DroppedValue> value, 
   dropping_.emplace_back(tensor.storage().unsafeGetStorageImpl(), std::move(storage));
 }
 
+// Whether it is worth asking for a note. Nearly always only a few storages hold something dropped, and these are near
+// at hand, where a note may be anywhere in memory.
+inline bool Tape::may_be_dropped(const Tensor& tensor) const {
+  if (dropping_.size() > MOST_LOOKED_THROUGH) return true;
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  return std::any_of(dropping_.begin(), dropping_.end(), [&](const auto& entry) { return entry.first == storage; });
+}
+
 inline void Tape::forget_dead_storages() {
+  if (dropping_.empty() && outdated_.empty()) return;
   std::vector<intrusive_ptr<DroppedValue>> outdated;
   outdated.swap(outdated_);
   const auto is_alive = [](const auto& entry) { return !entry.second.expired(); };

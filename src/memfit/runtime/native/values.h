@@ -18,11 +18,12 @@
 
 namespace memfit {
 
+// What a recipe starts from, with the version that it must still have, and the op that is to read it.
 struct HeldTensor : c10::intrusive_ptr_target {
   Tensor tensor;
   int64_t version;
   intrusive_ptr<Region> region;
-  const OpRule* reader;  // nullptr: autograd itself
+  const OpRule* reader;
 
   HeldTensor(Tensor held, intrusive_ptr<Region> in, const OpRule* by)
       : tensor(std::move(held)), version(version_of(tensor)), region(std::move(in)), reader(by) {}
