@@ -2,7 +2,8 @@
 
     python benchmarks/frontier_runs.py [--page docs/performance.md]
 
-The tables show one run of each model, which was chosen after it was seen. This list says how the others came out.
+The tables show one run of each model. Of those that say when they were, it is the newest, whatever it reads; before that,
+runs were chosen after they were seen. This list says how the others came out.
 """
 
 from __future__ import annotations
@@ -56,14 +57,16 @@ def markdown(runs: Sequence[Run]) -> str:
         lines.append(f"| {name} | {len(of_model)} | {' | '.join(met)} |")
     lines += ["", "<details><summary>Each run</summary>", ""]
     lines += [
-        "| model | run | shown | time off by points | half of the memory | missed |",
-        "|---|---|:-:|---:|---|---|",
+        "| model | run | measured | shown | time off by points | half of the memory | missed |",
+        "|---|---|---|:-:|---:|---|---|",
     ]
     for run in runs:
         errors = [abs(overhead_error(plan)) for plan in run.model.plans if plan.measured_overhead is not None]
         half = half_of_memory(run.model).words.partition(" at ")[0]
+        when = (run.model.measured_at or "").partition("+")[0].replace("T", " ")
         shown = "yes" if run.is_shown else ""
-        cells = [run.model.name, f"`{run.file}`", shown, f"{100 * max(errors):.1f}", half, ", ".join(run.missed)]
+        told = [f"{100 * max(errors):.1f}", half, ", ".join(run.missed)]
+        cells = [run.model.name, f"`{run.file}`", when, shown, *told]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", "</details>"])
 

@@ -15,7 +15,7 @@ from frontier_tables import markdown, replaced
 
 ROOT = Path(__file__).parents[2]
 # A run that is to be shown and misses a mark is named here, not left out for a better one.
-KNOWN_TO_BE_MISSED: set[tuple[str, str]] = set()
+KNOWN_TO_BE_MISSED: set[tuple[str, str]] = {("mixtral", "half")}
 _LONGEST_SECONDS = 240
 _FEWEST_PLANS = 8
 
@@ -36,6 +36,15 @@ def test_the_page_lists_all_runs_that_are_kept() -> None:
     assert replaced(page, markdown_of_runs(runs), BEGIN, END) == page
     shown = [run for run in runs if run.is_shown]
     assert sorted(run.model.name for run in shown) == sorted(SUBJECTS)
+
+
+def test_of_the_runs_that_say_when_they_were_the_newest_is_shown() -> None:
+    """None is chosen for what it reads."""
+    runs = all_runs()
+    dated = [run for run in runs if run.model.measured_at is not None]
+    for name in {run.model.name for run in dated}:
+        of_model = [run for run in dated if run.model.name == name]
+        assert max(of_model, key=lambda run: run.model.measured_at or "").is_shown, name
 
 
 def test_all_models_are_there_and_what_they_miss_is_known(models: list[ModelResult]) -> None:
@@ -59,6 +68,6 @@ def test_each_has_plans_enough_and_took_no_longer_than_it_may(models: list[Model
 
 
 def test_the_readme_counts_their_points(models: list[ModelResult]) -> None:
-    assert points_in_words(models) == "At 52 peaks of ways that recompute: faster at 46, as fast at 6."
+    assert points_in_words(models) == "At 52 peaks of ways that recompute: faster at 47, as fast at 5."
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "faster at 46 of 52 such points, as fast within the spread at 6, slower at none" in readme
+    assert "faster at 47 of 52 such points, as fast within the spread at 5, slower at none" in readme

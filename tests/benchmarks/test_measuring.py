@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
+import frontier
 import pytest
 import torch
 from entrant import Entrant, limit_of_looks
@@ -364,3 +365,25 @@ def test_the_switch_of_transformers_leaves_the_model_as_it_was() -> None:
         assert layer.gradient_checkpointing
     assert not layer.gradient_checkpointing
     assert len(model.get_input_embeddings()._forward_hooks) == 0
+
+
+@pytest.mark.parametrize(("share", "most", "status"), [(0.5, "0.4", 3), (0.3, "0.4", 0), (0.9, "1.0", 0)])
+def test_on_a_host_that_is_busier_than_it_may_be_nothing_is_measured(
+    share: float, most: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy(QuietHost):
+        def disturbed_share(self, seconds: float = 3.0) -> float:
+            return share
+
+    measured: list[float] = []
+
+    def measure_models(device: torch.device, options: argparse.Namespace, host: QuietHost | None) -> int:
+        assert isinstance(host, Busy)
+        measured.append(options.disturbed_share)
+        return 0
+
+    monkeypatch.setattr(frontier.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(frontier, "host_held", lambda device, num_cores: contextlib.nullcontext(Busy(num_cores)))
+    monkeypatch.setattr(frontier, "measure_models", measure_models)
+    assert frontier.main(["unet", "--most-disturbed", most]) == status
+    assert measured == ([] if status else [share])
