@@ -2,8 +2,8 @@
 
     python benchmarks/frontier_runs.py [--page docs/performance.md]
 
-The tables show one run of each model. Of those that say when they were, it is the newest, whatever it reads; before that,
-runs were chosen after they were seen. This list says how the others came out.
+The tables show one run of each model. Of those that say when they were, it is the newest, whatever it reads; before
+that, runs were chosen after they were seen. This list says how the others came out.
 """
 
 from __future__ import annotations
