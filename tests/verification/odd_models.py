@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from types import BuiltinFunctionType
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.runtime.forward_wrapping import WrappedForward
+
+
+def is_of_a_plan(runner: object) -> bool:
+    """Tell it from those that stand around forwards while a step is profiled; the way in that is in C++ is a plan's."""
+    return isinstance(runner, BuiltinFunctionType) or getattr(runner, "__module__", None) == "memfit.runtime.apply"
 
 
 class Chain(nn.Module):
@@ -25,10 +31,8 @@ class Chain(nn.Module):
 
     def is_planned(self) -> bool:
         """Return whether a plan is at work on this model."""
-        # While a step is profiled, other runners stand around forwards.
         forwards = [vars(module).get("forward") for module in self.modules()]
-        runners = [forward.runner for forward in forwards if isinstance(forward, WrappedForward)]
-        return any(runner is not None and runner.__module__ == "memfit.runtime.apply" for runner in runners)
+        return any(is_of_a_plan(forward.runner) for forward in forwards if isinstance(forward, WrappedForward))
 
 
 class DoublesUnderAPlan(Chain):
