@@ -6,6 +6,8 @@ For each eager way its peak is measured first, and memfit is given exactly that 
 budgets are spread evenly from the peak of saving everything down to the smallest that it can meet. All ways then take
 steps in turn, round after round, and nobody waits for the GPU between the steps of one way; times are medians of CUDA
 events, peaks are the allocator's, ratios are to the plain step of the run. A way that raises is noted and left out.
+Meanwhile all threads are on one core of the host, or on two (--cores), that are kept awake, and where a step waits for
+the host, only those count in which nobody disturbed it (`quiet_host`); with --most-disturbed, a busy host is refused.
 
 Each model's results are written to DIR/MODEL.json as soon as they are there. With --compiled, torch.compile per block
 is measured instead, beside the plain step, into DIR/MODEL-compiled.json. With --strategies, the peers are memfit's own
