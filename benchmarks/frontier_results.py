@@ -161,6 +161,12 @@ def load(paths: Iterable[Path]) -> list[ModelResult]:
     return [_model(name, data) for name, data in sorted(documents.items()) if "rows" in data]
 
 
+def load_with_host_memory(path: Path) -> list[ModelResult]:
+    """Return what ``path`` says of plans that may use the host's memory, each as a model of its own."""
+    models = json.loads(Path(path).read_text(encoding="utf-8"))["models"]
+    return [_model(name, data["offloading"]) for name, data in sorted(models.items()) if "offloading" in data]
+
+
 def _model(name: str, data: Mapping[str, Any]) -> ModelResult:
     return ModelResult(
         name=name,

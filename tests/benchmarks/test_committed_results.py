@@ -34,17 +34,18 @@ def test_the_page_lists_all_runs_that_are_kept() -> None:
     page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
     runs = all_runs()
     assert replaced(page, markdown_of_runs(runs), BEGIN, END) == page
-    shown = [run for run in runs if run.is_shown]
-    assert sorted(run.model.name for run in shown) == sorted(SUBJECTS)
+    for uses_host_memory in (False, True):
+        shown = [run for run in runs if run.is_shown and run.uses_host_memory is uses_host_memory]
+        assert sorted(run.model.name for run in shown) == sorted(SUBJECTS)
 
 
 def test_of_the_runs_that_say_when_they_were_the_newest_is_shown() -> None:
     """None is chosen for what it reads."""
-    runs = all_runs()
-    dated = [run for run in runs if run.model.measured_at is not None]
-    for name in {run.model.name for run in dated}:
-        of_model = [run for run in dated if run.model.name == name]
-        assert max(of_model, key=lambda run: run.model.measured_at or "").is_shown, name
+    dated = [run for run in all_runs() if run.model.measured_at is not None]
+    assert dated
+    for kind in {(run.model.name, run.uses_host_memory) for run in dated}:
+        of_kind = [run for run in dated if (run.model.name, run.uses_host_memory) == kind]
+        assert max(of_kind, key=lambda run: run.model.measured_at or "").is_shown, kind
 
 
 def test_all_models_are_there_and_what_they_miss_is_known(models: list[ModelResult]) -> None:
