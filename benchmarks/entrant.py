@@ -71,11 +71,11 @@ def limit_of_looks(entrants: Iterable[Entrant], quiet_seconds: float) -> float:
     """Return how long looks at the host may take in steps that count.
 
     As long as on a quiet host, or as long as it takes for each way to have a few steps: all are compared on a host that
-    is as fast, be it disturbed or not. Slow ways have what few steps they have.
+    is as fast, be it disturbed or not. Slow ways have what few steps they have, and those that failed are out.
     """
     limits = [quiet_seconds]
     for entrant in entrants:
         looks = sorted(step.look_seconds for step in entrant.steps if step.look_seconds is not None)
-        if looks and not entrant.is_slow:
+        if looks and not entrant.is_slow and entrant.error is None:
             limits.append(looks[min(_FEWEST_STEPS, len(looks)) - 1])
     return max(limits)

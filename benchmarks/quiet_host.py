@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 QUIET = 1.25
-"""So much longer than ever may work take on a quiet core. Where a neighbour has half of it, it takes 1.7 times."""
+"""On a quiet core work takes at most so many times what it ever took; where a neighbour has half of it, 1.7 times."""
 
 # Enough to tell a neighbour from an interrupt, which is soon over; short enough to be done in the midst of a step.
 _NUM_SAMPLES = 5
@@ -44,15 +44,12 @@ class QuietHost:
     """Knows how fast a core of this host is when nobody disturbs it, and holds threads on such cores.
 
     On one core, or this thread on one and all others on a second: forward passes are launched by this one, backward
-    passes by another. Cores that are not kept awake are there to see what that is good for.
+    passes by another.
     """
 
-    def __init__(
-        self, num_cores: int = 1, *, stays_awake: bool = True, work: Callable[[], object] | None = None
-    ) -> None:
+    def __init__(self, num_cores: int = 1, *, work: Callable[[], object] | None = None) -> None:
         self.least_seconds = math.inf
         self._num_cores = num_cores
-        self._stays_awake = stays_awake
         self._work = work or _a_little_work
         # To choose from, and of these the own one first and that of the others last.
         self._cores: Sequence[int] = ()
@@ -60,13 +57,12 @@ class QuietHost:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold all threads of this process on so many cores."""
+        """Hold all threads of this process on so many cores, which are kept awake."""
         cores = sorted(os.sched_getaffinity(0))
         self._cores = cores[:: math.ceil(len(cores) / (_NUM_OTHER_CORES + self._num_cores))]
         with ExitStack() as stack:
-            if self._stays_awake:
-                for core in self._cores:
-                    stack.enter_context(_kept_awake(core))
+            for core in self._cores:
+                stack.enter_context(_kept_awake(core))
             stack.enter_context(_threads_put_back())
             self._go_to_the_quietest()
             yield

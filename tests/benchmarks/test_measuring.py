@@ -155,10 +155,10 @@ def test_the_way_that_all_are_compared_with_takes_its_turn_again_between_the_oth
     assert [row.num_timed_steps for row in race.rows()] == [12] + [6] * 11
 
 
-def entrant_with(*looks: float | None, is_slow: bool = False) -> Entrant:
+def entrant_with(*looks: float | None, is_slow: bool = False, error: str | None = None) -> Entrant:
     """Return one whose steps took 1 s, 2 s and so on."""
     steps = [TimedStep(1.0 + number, look) for number, look in enumerate(looks)]
-    return Entrant(contextlib.nullcontext, is_slow=is_slow, steps=steps)
+    return Entrant(contextlib.nullcontext, is_slow=is_slow, steps=steps, error=error)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,7 @@ def entrant_with(*looks: float | None, is_slow: bool = False) -> Entrant:
         pytest.param([entrant_with(1.7, 1.1)], 1.7, id="all there are"),
         pytest.param([entrant_with(*[1.0] * 5), entrant_with(*[1.4] * 5)], 1.4, id="for all as for the worst"),
         pytest.param([entrant_with(*[1.0] * 5), entrant_with(9.0, is_slow=True)], 1.25, id="but slow ways"),
+        pytest.param([entrant_with(*[1.0] * 5), entrant_with(9.0, error="failed")], 1.25, id="nor failed ones"),
         pytest.param([entrant_with(None)], 1.25, id="nobody looked"),
     ],
 )

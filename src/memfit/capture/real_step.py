@@ -32,7 +32,7 @@ from memfit.runtime.tape_choice import TapeChoice
 _OP_TIMING_SECONDS = 1.0
 _OP_TIMING_STEPS = 8
 # How often a step that replays takes turns with the plain one, to tell what the host spends on it: where that hardly
-# shows, and where it does.
+# shows, and where it does, so that a host that others use, too, is met at its usual speed.
 _FEW_TURNS, _MANY_TURNS = 2, 7
 
 

@@ -11,12 +11,9 @@
 
 namespace memfit {
 
-inline void set_error(const py::object& error) {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-}
-
 struct KeptSave {
-  PyObject_HEAD Tensor tensor;
+  PyObject ob_base;
+  Tensor tensor;
   int64_t version;
   intrusive_ptr<Region> region;
 

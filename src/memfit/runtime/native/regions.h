@@ -34,6 +34,13 @@ struct Calls {
   bool drops_everything = false;
   std::vector<Pattern> patterns;
   std::optional<size_t> num_expected;
+
+  // Null where all is saved.
+  const Pattern* pattern_of(size_t call) const {
+    static const Pattern everything{Fate::DROP, {}};
+    if (drops_everything) return &everything;
+    return call < patterns.size() && !patterns[call].saves_all() ? &patterns[call] : nullptr;
+  }
 };
 
 struct Region : c10::intrusive_ptr_target {

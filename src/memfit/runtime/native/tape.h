@@ -52,8 +52,6 @@ inline void tell_of(const Tensor& made) {
     python->memory_listener(py::reinterpret_steal<py::object>(THPVariable_Wrap(made)));
 }
 
-constexpr size_t MOST_LOOKED_THROUGH = 64;
-
 class Tape {
  public:
   Tape() {
@@ -71,6 +69,7 @@ class Tape {
   void close();
 
  private:
+  const Calls* calls_of(const OpRule& rule) const;
   const Pattern* next_pattern(const OpRule& rule);
   void run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
                    const Pattern& pattern, std::vector<IValue> recipe_arguments);
@@ -164,26 +163,23 @@ inline bool Tape::passes_by(const OpRule& rule, bool is_meta, const Tensor* writ
     std::lock_guard lock(notes.mutex);
     if (notes.on(*written) != nullptr) return false;
   }
-  const auto& of_ops = region->calls;
-  if (rule.number < of_ops.size() && of_ops[rule.number]) {
-    const auto& calls = *of_ops[rule.number];
-    if (calls.drops_everything) return false;
-    auto& num_calls = num_calls_[&calls];
-    if (num_calls < calls.patterns.size() && !calls.patterns[num_calls].saves_all()) return false;
+  if (const auto* calls = calls_of(rule)) {
+    auto& num_calls = num_calls_[calls];
+    if (calls->pattern_of(num_calls) != nullptr) return false;
     ++num_calls;
   }
   forget_dead_storages();
   return true;
 }
 
-inline const Pattern* Tape::next_pattern(const OpRule& rule) {
-  static const Pattern everything{Fate::DROP, {}};
+inline const Calls* Tape::calls_of(const OpRule& rule) const {
   const auto& of_ops = region->calls;
-  if (rule.number >= of_ops.size() || !of_ops[rule.number]) return nullptr;
-  const auto& calls = *of_ops[rule.number];
-  const auto call = num_calls_[&calls]++;
-  if (calls.drops_everything) return &everything;
-  return call < calls.patterns.size() && !calls.patterns[call].saves_all() ? &calls.patterns[call] : nullptr;
+  return rule.number < of_ops.size() ? of_ops[rule.number].get() : nullptr;
+}
+
+inline const Pattern* Tape::next_pattern(const OpRule& rule) {
+  const auto* calls = calls_of(rule);
+  return calls == nullptr ? nullptr : calls->pattern_of(num_calls_[calls]++);
 }
 
 inline bool lies_under(const c10::StorageImpl* storage, at::ArrayRef<IValue> arguments) {
@@ -425,7 +421,8 @@ inline void Tape::drop(const Tensor& tensor, intrusive_ptr<DroppedValue> value, 
 // Whether it is worth asking for a note. Nearly always only a few storages hold something dropped, and these are near
 // at hand, where a note may be anywhere in memory.
 inline bool Tape::may_be_dropped(const Tensor& tensor) const {
-  if (dropping_.size() > MOST_LOOKED_THROUGH) return true;
+  constexpr size_t few = 64;
+  if (dropping_.size() > few) return true;
   const auto* storage = tensor.storage().unsafeGetStorageImpl();
   return std::any_of(dropping_.begin(), dropping_.end(), [&](const auto& entry) { return entry.first == storage; });
 }

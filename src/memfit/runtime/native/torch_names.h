@@ -1,6 +1,7 @@
 // The names of torch and Python that all of this uses, and the one dispatch key. What is used of torch beyond its
 // public headers was checked on 2.11.0 and 2.13.0: the key, at::SavedTensorDefaultHooks, c10::StorageImpl's weak
-// references, TensorImpl::shallow_copy_and_detach, c10::impl::VirtualGuardImpl.
+// references, TensorImpl::shallow_copy_and_detach, c10::impl::VirtualGuardImpl, c10::impl::BoxedKernelWrapper,
+// at::_ops.
 
 #pragma once
 
@@ -39,6 +40,10 @@ struct Python {
   std::atomic<bool> tells_of_memory{false};
 };
 inline Python* python = nullptr;
+
+inline void set_error(const py::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+}
 
 inline bool is_being_captured() {
   py::gil_scoped_acquire gil;
