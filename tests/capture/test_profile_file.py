@@ -82,7 +82,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
         device_bytes=draw(st.none() | sizes),
         free_bytes=draw(st.none() | sizes),
         measured_with=draw(texts),
-        host=draw(st.none() | st.builds(HostCosts, *[seconds] * 7, runs_ahead=st.booleans())),
+        host=draw(st.none() | st.builds(HostCosts, *[seconds] * 7, st.booleans(), st.booleans())),
         inputs=draw(inputs),
         link=draw(st.none() | st.builds(Link, rates, rates, *[seconds, sizes, seconds, seconds])),
         rested_share=draw(st.floats(0, 1, exclude_min=True)),

@@ -22,6 +22,7 @@ RUN_ONCE = {
     "test_profile_keeps_the_model",
     "test_step_comparison",
     "test_unfit_plans",
+    "test_watching",
     "test_ways_into_regions",
 }
 ENGINES = ("C++", "Python")

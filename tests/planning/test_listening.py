@@ -90,6 +90,37 @@ def test_no_other_modules_cost_less(modules: list[str], data: st.DataObject) -> 
     assert cost.backward == of_watching / 2 + COSTS.replayed_op * 7
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(MODULES), min_size=1, max_size=12), st.data())
+def test_where_saves_are_skipped_both_are_done_in_the_same_modules(modules: list[str], data: st.DataObject) -> None:
+    profile = profile_of(modules, replace(COSTS, skips_saves=True))
+    recomputed = data.draw(st.frozensets(st.integers(1, len(modules)), min_size=1))
+    listening = Listeners(profile).modules_for(recomputed)
+    recorded = {modules[value - 1] for value in recomputed}
+    watched = {modules[value] for value in recomputed if value < len(modules)}
+    assert all(any(is_within(module, path) for path in listening.regions) for module in recorded | watched)
+    assert all(any(is_within(module, path) for path in listening.watched) for module in watched)
+    assert set(listening.watched) <= set(listening.regions)
+    of_recording = cost_of_modules(listening.regions, modules, modules, COSTS.recorded_op)
+    assert of_recording == cheapest(modules, recorded | watched, modules, COSTS.recorded_op)
+    # Each value is saved once, between the op that makes it and the next, and nothing else is saved there.
+    of_watching = COSTS.watched_save * len({value for value in recomputed if value < len(modules)})
+    cost = Listeners(profile).cost_of(recomputed, num_replayed=7)
+    assert cost.forward == of_recording + of_watching / 2 + COSTS.dropped_op * len(recomputed)
+    assert cost.backward == of_watching / 2 + COSTS.replayed_op * 7
+
+
+def test_what_is_saved_at_the_same_moment_is_watched_too() -> None:
+    host = replace(COSTS, skips_saves=True, recorded_op=0.0, dropped_op=0.0, entry=0.0)
+    profile = profile_of(["a", "b", "c"], host)
+    batch, first, *others = profile.values
+    # The op in "b" saves the batch, too, and what it makes.
+    batch, first = replace(batch, saves=first.saves), replace(first, saves=(*first.saves, *first.saves))
+    profile = replace(profile, values=(batch, first, *others))
+    assert Listeners(profile).cost_of({1}, 0).forward == COSTS.watched_save * 3 / 2
+    assert Listeners(profile).cost_of({2}, 0).forward == COSTS.watched_save / 2
+
+
 def test_a_write_over_what_a_replay_starts_from_is_recorded() -> None:
     modules = ["a", "b", "c"]
     assert Listeners(profile_of(modules)).modules_for({2}).regions == ("b",)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,11 @@ from memfit.graph.plan import Decision, Plan
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
 from memfit.runtime.apply import Applied
-from memfit.runtime.native_tape import new_tape
+from memfit.runtime.native_tape import engine_name, new_tape
 from memfit.runtime.regions import Region
 
 _NUM_LAYERS = 20
-_NUM_ROUNDS = 60
+_NUM_ROUNDS = 150
 # How much more than in a short loop the engine may cost in a real step.
 _MOST_FACTOR = 5.0
 
@@ -29,14 +29,20 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
     """Return what the engine costs here at best; the plain step takes so many seconds to launch.
 
     A chain of layers on tensors of one element, on the host itself: next to nothing is computed, so that the difference
-    between two ways to run it is what one of them does in Python. The least of several runs is the least disturbed one.
+    between two ways to run it is what one of them does on the host.
     """
     chain = _Chain(_one(1, 1), _one(1))
     model = nn.Identity()
 
-    def listening_in(region: Region, *, backward: bool = False) -> Callable[[], None]:
+    def listening_in(
+        dropping: Mapping[str, bool], *, records: bool = True, watches: bool = True, backward: bool = False
+    ) -> Callable[[], None]:
+        known = Region("", model, dropping, records=records, watches=watches)
+
         def run() -> None:
             tape = new_tape()
+            # In a region that it knows, the engine watches less than all saves.
+            region = Region("", model, dropping, records=records) if watches else known
             result = tape.run(region, chain.forward, (), {})
             tape.close()
             if backward:
@@ -51,23 +57,23 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
         Applied(once, _listening_in("0"), new_tape),
         Applied(often, _listening_in(*dict(often.named_children())), new_tape),
     ):
-        seconds = _least_seconds_of_each(
+        added = seconds_added(
             {
                 "plain": chain.forward,
                 "plain step": lambda: chain.forward().backward(),
-                "recorded": listening_in(Region("", model, {}, watches=False)),
-                "dropped": listening_in(Region("", model, dropping, watches=False)),
-                "watched": listening_in(Region("", model, {}, records=False), backward=True),
-                "everything": listening_in(Region("", model, dropping), backward=True),
+                "recorded": listening_in({}, watches=False),
+                "dropped": listening_in(dropping, watches=False),
+                "watched": listening_in({}, records=False, backward=True),
+                "everything": listening_in(dropping, backward=True),
                 "once": lambda: once(chain.bias),
                 "often": lambda: often(chain.bias),
             }
         )
-    recorded = seconds["recorded"] - seconds["plain"]
-    dropped = seconds["dropped"] - seconds["recorded"]
-    watched = seconds["watched"] - seconds["plain step"]
-    replayed = seconds["everything"] - seconds["plain step"] - recorded - dropped - watched
-    entries = seconds["often"] - seconds["once"]
+    recorded = added("recorded", "plain")
+    dropped = added("dropped", "recorded")
+    watched = added("watched", "plain step")
+    replayed = added("everything", "plain step") - recorded - dropped - watched
+    entries = added("often", "once")
     return HostCosts(
         forward=forward_seconds,
         backward=backward_seconds,
@@ -77,6 +83,7 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
         watched_save=max(watched, 0.0) / chain.num_saves,
         # A difference of many; running an op again does not cost less than noting how to.
         replayed_op=max(replayed, dropped, 0.0) / chain.num_ops,
+        skips_saves=engine_name() == "C++",
     )
 
 
@@ -135,16 +142,22 @@ def _one(*size: int) -> Tensor:
     return torch.ones(size, device="cpu", dtype=torch.float32, requires_grad=True)
 
 
-def _least_seconds_of_each(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the least that each takes. They take turns: their differences are small, and a host may slow down.
+def seconds_added(runs: Mapping[str, Callable[[], object]]) -> Callable[[str, str], float]:
+    """Return what tells how much longer one of ``runs`` takes than another.
 
-    Each runs twice, and the second counts: the first finds in the caches what the one before it left there.
+    They take turns, and are compared within a round: their differences are small, and a host that others use too is
+    slower for moments that last many rounds. Of the faster half of the rounds, the one in the middle tells. Each runs
+    twice, and the second counts: the first finds in the caches what the one before it left there.
     """
-    least = dict.fromkeys(runs, math.inf)
+    rounds = []
     for _ in range(_NUM_ROUNDS):
+        seconds = {}
         for name, run in runs.items():
             run()
             begin = time.perf_counter()
             run()
-            least[name] = min(least[name], time.perf_counter() - begin)
-    return least
+            seconds[name] = time.perf_counter() - begin
+        rounds.append(seconds)
+    rounds.sort(key=lambda seconds: sum(seconds.values()))
+    quiet = rounds[: (_NUM_ROUNDS + 1) // 2]
+    return lambda longer, shorter: median(seconds[longer] - seconds[shorter] for seconds in quiet)

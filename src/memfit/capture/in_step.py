@@ -11,10 +11,10 @@ longer than host and device explain, all that the host does takes longer by as m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from memfit.capture.recording import OpFacts
-from memfit.graph.model_profile import HostCosts, Phase, RecordedOp
+from memfit.graph.model_profile import HOST_SECONDS, HostCosts, Phase, RecordedOp
 from memfit.planning.step_time import Seconds, device_seconds, seconds_in_a_row
 
 # Where the host needs more than this share of the step to launch it, what is missing may be the host's.
@@ -48,8 +48,7 @@ def host_in_the_step(host: HostCosts, ops: Sequence[RecordedOp], step_seconds: f
     launching = Seconds(host.forward, host.backward)
     explained_seconds = seconds_in_a_row(launching, device_seconds(ops), runs_ahead=host.runs_ahead)
     factor = max(step_seconds / explained_seconds, 1.0)
-    seconds = [field.name for field in fields(host) if field.name != "runs_ahead"]
-    return replace(host, **{name: factor * getattr(host, name) for name in seconds})
+    return replace(host, **{name: factor * getattr(host, name) for name in HOST_SECONDS})
 
 
 def runs_ahead(

@@ -112,7 +112,8 @@ class HostCosts:
     ops are recorded, with the views around it, and more where its result is dropped; going into a module to listen
     there; a tensor that autograd saves where saves are watched, and its way back; an op that is run again.
     ``runs_ahead`` says that steps are launched while the device still computes the one before; a model that reads
-    results back in its forward pass waits for them, and so for the step before.
+    results back in its forward pass waits for them, and so for the step before. ``skips_saves`` says that where ops are
+    recorded, saves are watched only around those of dropped values.
     """
 
     forward: float
@@ -123,6 +124,11 @@ class HostCosts:
     watched_save: float
     replayed_op: float
     runs_ahead: bool = False
+    skips_saves: bool = False
+
+
+HOST_SECONDS = ("forward", "backward", "recorded_op", "dropped_op", "entry", "watched_save", "replayed_op")
+"""The fields of ``HostCosts`` that are seconds."""
 
 
 @dataclass(frozen=True, slots=True)

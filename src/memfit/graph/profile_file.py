@@ -15,6 +15,7 @@ from typing import Any
 from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.graph.inputs import Input, inputs_document, inputs_from_document
 from memfit.graph.model_profile import (
+    HOST_SECONDS,
     Block,
     HostCosts,
     Link,
@@ -47,7 +48,7 @@ _OP_DEFAULTS: dict[str, Any] = {
     "hidden_writes": [],
 }
 _VALUE_DEFAULTS: dict[str, Any] = {"op_index": None, "dies_after": None, "saves": [], "comes_back": True}
-_HOST_SECONDS = tuple(field.name for field in fields(HostCosts) if field.name != "runs_ahead")
+_HOST_FACTS = tuple(field.name for field in fields(HostCosts) if field.name not in HOST_SECONDS)
 _LAYER_FIELDS = ("layer_idx", "layer_type", "activation_size_bytes", "recompute_flops")
 
 
@@ -194,9 +195,10 @@ class _Reader:
         return inputs_from_document(entry)
 
     def host(self, entry: Any, place: str) -> HostCosts:
-        costs = check_fields(entry, place, required=frozenset(_HOST_SECONDS), optional=frozenset({"runs_ahead"}))
-        seconds = {name: _seconds(costs[name], name) for name in _HOST_SECONDS}
-        return HostCosts(**seconds, runs_ahead=_boolean(costs.get("runs_ahead", False), "runs_ahead"))
+        costs = check_fields(entry, place, required=frozenset(HOST_SECONDS), optional=frozenset(_HOST_FACTS))
+        seconds = {name: _seconds(costs[name], name) for name in HOST_SECONDS}
+        runs_ahead, skips_saves = (_boolean(costs.get(name, False), name) for name in _HOST_FACTS)
+        return HostCosts(**seconds, runs_ahead=runs_ahead, skips_saves=skips_saves)
 
     def link(self, entry: Any, place: str) -> Link:
         measured = check_fields(entry, place, required=frozenset(field.name for field in fields(Link)))

@@ -38,6 +38,16 @@ inline const Tensor* first_tensor(at::ArrayRef<IValue> arguments) {
   return first;
 }
 
+// A bit for each tensor, the last one lowest.
+inline uint64_t requiring_grad(at::ArrayRef<IValue> arguments) {
+  uint64_t bits = 0;
+  any_tensor(arguments, [&](const Slot&, const Tensor& tensor) {
+    bits = bits << 1U | static_cast<uint64_t>(tensor.requires_grad());
+    return false;
+  });
+  return bits;
+}
+
 inline bool is_random(const OpRule& rule, at::ArrayRef<IValue> arguments) {
   if (!rule.draws_random) return false;
   return !rule.dropout_argument || arguments[*rule.dropout_argument].toScalar().toDouble() != 0.0;

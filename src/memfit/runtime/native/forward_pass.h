@@ -35,6 +35,7 @@ inline PyObject* Tape::pack(PyObject* object) {
       auto* note = notes.on(tensor);
       if (note != nullptr && note->tape == number_) dropped = content(*note, tensor);
     }
+    if (dropped) watching.dropped_is_saved();
     if (dropped) return packed(Source(std::move(dropped), Geometry(tensor)));
   }
   // An op's own output refers to its autograd node, and the node is about to refer to what is returned here.
@@ -109,6 +110,10 @@ class ForwardPass {
   }
   // Null where Python raised.
   PyObject* run(const intrusive_ptr<Region>& region, PyObject* forward, PyObject* args, PyObject* kwargs) {
+    if (!begins_in_) {
+      begins_in_ = region;
+      tape_->watching.begin_pass(region->last_pass.read());
+    }
     std::optional<Inside> inside;
     if (are_hooks_as_left()) inside.emplace(*this, region);
     return PyObject_Call(forward, args, kwargs);
@@ -117,6 +122,10 @@ class ForwardPass {
   void close() {
     leave();
     tape_->close();
+    if (!begins_in_) return;
+    auto noted = tape_->watching.end_pass();
+    if (!noted.empty()) begins_in_->last_pass.write(std::move(noted));
+    begins_in_.reset();
   }
 
  private:
@@ -132,13 +141,9 @@ class ForwardPass {
     Inside(ForwardPass& forward_pass, const intrusive_ptr<Region>& region)
         : pass_(forward_pass),
           around_(pass_.tape_->region),
-          begins_watching_(region->watches && !pass_.is_watching_),
+          begins_watching_(region->watches && !pass_.tape_->watching.has_begun()),
           begins_recording_(region->records && !pass_.is_recording_) {
-      if (begins_watching_) {
-        at::SavedTensorDefaultHooks::lazy_initialize();
-        at::SavedTensorDefaultHooks::push_hooks(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
-        pass_.is_watching_ = true;
-      }
+      if (begins_watching_) pass_.tape_->watching.begin(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
       if (region->records || !around_) pass_.tape_->go_into(region);
       if (begins_recording_) {
         listening_tape = pass_.tape_.get();
@@ -153,10 +158,7 @@ class ForwardPass {
         listening_tape = nullptr;
       }
       pass_.tape_->region = std::move(around_);
-      if (begins_watching_) {
-        pass_.is_watching_ = false;
-        at::SavedTensorDefaultHooks::pop_hooks();
-      }
+      if (begins_watching_) pass_.tape_->watching.end();
     }
     Inside(const Inside&) = delete;
 
@@ -168,17 +170,14 @@ class ForwardPass {
   };
 
   bool are_hooks_as_left() const {
-    if (!at::SavedTensorDefaultHooks::is_enabled()) return false;
-    const auto hooks = at::SavedTensorDefaultHooks::get_hooks(true);
-    if (!is_watching_) return !hooks;
-    return hooks && hooks->first.ptr(getPyInterpreter()) == pack_hook_.ptr();
+    return at::SavedTensorDefaultHooks::is_enabled() && tape_->watching.are_hooks_as_left();
   }
 
   std::unique_ptr<Tape> tape_;
   UnderWay around_;
+  intrusive_ptr<Region> begins_in_;
   py::object pack_hook_;
   py::object unpack_hook_;
-  bool is_watching_ = false;
   bool is_recording_ = false;
 };
 

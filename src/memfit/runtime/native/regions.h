@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "op_rules.h"
+#include "watching.h"
 
 namespace memfit {
 
@@ -50,6 +51,7 @@ struct Region : c10::intrusive_ptr_target {
   py::object place;                           // tells, for an error message, whose tensors are met there
   std::string path;                           // of the place
   std::vector<std::unique_ptr<Calls>> calls;  // by the number of the op's name
+  LastPass last_pass;                         // of those that begin here
 
   ~Region() override {
     if (!Py_IsInitialized()) {

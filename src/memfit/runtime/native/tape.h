@@ -20,6 +20,7 @@
 #include "dispatch_guards.h"
 #include "notes.h"
 #include "replay.h"
+#include "watching.h"
 
 namespace memfit {
 
@@ -60,10 +61,11 @@ class Tape {
   }
 
   intrusive_ptr<Region> region;
+  Watching watching;
 
   void go_into(intrusive_ptr<Region> next);
   void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
-  bool passes_by(const OpRule& rule, bool is_meta, const Tensor* written);
+  bool passes_by(const OpRule& rule, bool is_meta, const Tensor* written, uint64_t requiring_grad);
   PyObject* pack(PyObject* object);
   bool has_heard_what_was_planned() const;
   void close();
@@ -128,6 +130,11 @@ inline bool Tape::has_heard_what_was_planned() const {
   return true;
 }
 
+// By what `Watching` knows a call.
+inline uint64_t call_of(const OpRule& rule, uint64_t requiring_grad, bool drops) {
+  return (requiring_grad << 24U) + (static_cast<uint64_t>(rule.number) << 1U) + static_cast<uint64_t>(drops);
+}
+
 inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& rule = op_rules.of(op);
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
@@ -145,6 +152,7 @@ inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
     if (rule.treatment == Treatment::PURE) kept = pattern->without_drops();
     pattern = kept.saves_all() ? nullptr : &kept;
   }
+  watching.heard(call_of(rule, requiring_grad(arguments), pattern != nullptr));
   if (!rule.written.empty()) {
     run_writing_op(op, keys, stack, rule, pattern == nullptr ? Fate::SAVE : (*pattern)[0]);
   } else if (rule.batch_norm_arguments) {
@@ -157,7 +165,7 @@ inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
 }
 
 // Returns whether nothing is to be done about a call but to run it. If so, does what else `hear` does: counts it.
-inline bool Tape::passes_by(const OpRule& rule, bool is_meta, const Tensor* written) {
+inline bool Tape::passes_by(const OpRule& rule, bool is_meta, const Tensor* written, uint64_t requiring_grad) {
   if (!region || is_meta) return true;
   if (written != nullptr && is_strided(*written)) {
     std::lock_guard lock(notes.mutex);
@@ -168,6 +176,7 @@ inline bool Tape::passes_by(const OpRule& rule, bool is_meta, const Tensor* writ
     if (calls->pattern_of(num_calls) != nullptr) return false;
     ++num_calls;
   }
+  watching.heard(call_of(rule, requiring_grad, false));
   forget_dead_storages();
   return true;
 }

@@ -87,13 +87,29 @@ struct UsualOp<Op, Result(Arguments...)> {
   static bool passes_by(const c10::OperatorHandle& op, const std::remove_reference_t<Arguments>&... arguments) {
     if (listening_tape == nullptr) return true;
     thread_local const OpRule& rule = op_rules.of(op);
-    return listening_tape->passes_by(rule, (is_meta(arguments) || ...), written_of(arguments...));
+    return listening_tape->passes_by(rule, (is_meta(arguments) || ...), written_of(arguments...),
+                                     requiring_grad(arguments...));
   }
 
   static bool is_meta(const Tensor& tensor) { return tensor.defined() && tensor.is_meta(); }
   static bool is_meta(const at::ITensorListRef& tensors) { return tensors.size() > 0 && is_meta(*tensors.begin()); }
   template <typename Other>
   static bool is_meta(const Other& /*unused*/) {
+    return false;
+  }
+
+  static uint64_t requiring_grad(const std::remove_reference_t<Arguments>&... arguments) {
+    uint64_t bits = 0;
+    ((bits = bits << 1U | static_cast<uint64_t>(requires_grad(arguments))), ...);
+    return bits;
+  }
+  static bool requires_grad(const Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
+  static bool requires_grad(const std::optional<Tensor>& tensor) { return tensor && requires_grad(*tensor); }
+  static bool requires_grad(const at::ITensorListRef& tensors) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return requires_grad(tensor); });
+  }
+  template <typename Other>
+  static bool requires_grad(const Other& /*unused*/) {
     return false;
   }
 
