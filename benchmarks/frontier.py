@@ -311,15 +311,16 @@ def main(arguments: list[str] | None = None) -> int:
     if options.compiled:
         # The compiler has processes of its own, and takes minutes on all cores.
         return measure_models(device, options, None)
+    with host_held(device, options.cores) as host:
+        options.disturbed_share = None if host is None else host.disturbed_share()
+    if options.disturbed_share is not None:
+        print(f"somebody else is at work in {options.disturbed_share:.0%} of the looks at this host", flush=True)
+        if options.disturbed_share > options.most_disturbed:
+            print(f"not measured: --most-disturbed is {options.most_disturbed:.0%}", flush=True)
+            return _TOO_BUSY
     # Builds the engine, if need be, while there are many cores.
     engine_name()
     with host_held(device, options.cores) as host:
-        options.disturbed_share = None if host is None else host.disturbed_share()
-        if options.disturbed_share is not None:
-            print(f"somebody else is at work in {options.disturbed_share:.0%} of the looks at this host", flush=True)
-            if options.disturbed_share > options.most_disturbed:
-                print(f"not measured: --most-disturbed is {options.most_disturbed:.0%}", flush=True)
-                return _TOO_BUSY
         return measure_models(device, options, host)
 
 

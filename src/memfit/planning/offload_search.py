@@ -92,11 +92,12 @@ def _unbeaten(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 class _Way(NamedTuple):
-    """How to send: from which plan of the spread ones, with what window, and whether it may have to wait."""
+    """How to send: from which plan of the spread ones, with what window, whether it may have to wait, and what size."""
 
     start: int
     window_bytes: int
     may_wait: bool
+    least_bytes: int
 
 
 class _Search:
@@ -195,10 +196,14 @@ class _Search:
         in_the_middle = sizes[len(sizes) // 2]
         half_bytes, so_far = sum(sizes) / 2, accumulate(sizes)
         of_half_the_bytes = next(size for size, num_bytes in zip(sizes, so_far, strict=True) if num_bytes >= half_bytes)
+        kinds = [(in_the_middle, False, _LARGE_BYTES), (of_half_the_bytes, True, 0)]
+        if self._step.time.launches_may_matter:
+            # Each value takes the host as long, whatever its size: only large ones may be sent, too.
+            kinds += [(size, False, size) for size in sorted({of_half_the_bytes, sizes[-1]}) if size > in_the_middle]
         return [
-            _Way(start, multiple * size, may_wait)
+            _Way(start, multiple * size, may_wait, least_bytes)
             for multiple in _WINDOWS
-            for size, may_wait in ((in_the_middle, False), (of_half_the_bytes, True))
+            for size, may_wait, least_bytes in kinds
         ]
 
     def _send_until(self, peak_bytes: int, way: _Way) -> float:
@@ -259,7 +264,8 @@ class _Search:
             if way.may_wait:
                 self._sent[way] = self._held(way.start)
             else:
-                large, link = self._large(way.start), with_reserve(self._link)
+                values, link = self._step.profile.values, with_reserve(self._link)
+                large = [value for value in self._large(way.start) if values[value].num_bytes >= way.least_bytes]
                 self._sent[way] = _as_the_link_carries(self._step, link, large, way.window_bytes)
         return self._sent[way]
 

@@ -20,6 +20,7 @@
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/cat_ops.h>
+#include <ATen/ops/clamp_ops.h>
 #include <ATen/ops/clone_ops.h>
 #include <ATen/ops/constant_pad_nd_ops.h>
 #include <ATen/ops/convolution_ops.h>
@@ -27,6 +28,7 @@
 #include <ATen/ops/cumsum_ops.h>
 #include <ATen/ops/div_ops.h>
 #include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/empty_like_ops.h>
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/floor_divide_ops.h>
 #include <ATen/ops/gather_ops.h>
@@ -34,6 +36,7 @@
 #include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/histc_ops.h>
 #include <ATen/ops/index_ops.h>
+#include <ATen/ops/index_put_ops.h>
 #include <ATen/ops/masked_fill_ops.h>
 #include <ATen/ops/max_pool2d_with_indices_ops.h>
 #include <ATen/ops/mean_ops.h>
@@ -133,14 +136,14 @@ inline void hear_usual_ops(torch::Library& library) {
   hear_as_usual_ops<
       ops::_log_softmax, ops::_scaled_dot_product_cudnn_attention, ops::_scaled_dot_product_efficient_attention,
       ops::_scaled_dot_product_flash_attention, ops::_scaled_dot_product_flash_attention_for_cpu, ops::_softmax,
-      ops::_to_copy, ops::add_Scalar, ops::add_Tensor, ops::add__Tensor, ops::addmm, ops::bmm, ops::cat, ops::clone,
-      ops::constant_pad_nd, ops::convolution, ops::cos, ops::cumsum, ops::div_Scalar, ops::div_Tensor, ops::div__Tensor,
-      ops::embedding, ops::exp, ops::floor_divide, ops::gather, ops::ge_Scalar, ops::gelu, ops::histc,
-      ops::index_Tensor, ops::masked_fill_Scalar, ops::masked_fill__Scalar, ops::max_pool2d_with_indices, ops::mean_dim,
-      ops::mm, ops::mul_Scalar, ops::mul_Tensor, ops::mul__Tensor, ops::native_group_norm, ops::native_layer_norm,
-      ops::neg, ops::pow_Tensor_Scalar, ops::relu, ops::relu_, ops::rsqrt, ops::rsub_Scalar, ops::sigmoid, ops::silu,
-      ops::sin, ops::sort, ops::sort_stable, ops::sub_Scalar, ops::sub_Tensor, ops::sum_dim_IntList, ops::tanh,
-      ops::topk, ops::upsample_nearest2d, ops::where_self>(library);
+      ops::_to_copy, ops::add_Scalar, ops::add_Tensor, ops::add__Tensor, ops::addmm, ops::bmm, ops::cat, ops::clamp_,
+      ops::clone, ops::constant_pad_nd, ops::convolution, ops::cos, ops::cumsum, ops::div_Scalar, ops::div_Tensor,
+      ops::div__Tensor, ops::embedding, ops::empty_like, ops::exp, ops::floor_divide, ops::gather, ops::ge_Scalar,
+      ops::gelu, ops::histc, ops::index_Tensor, ops::index_put_, ops::masked_fill_Scalar, ops::masked_fill__Scalar,
+      ops::max_pool2d_with_indices, ops::mean_dim, ops::mm, ops::mul_Scalar, ops::mul_Tensor, ops::mul__Tensor,
+      ops::native_group_norm, ops::native_layer_norm, ops::neg, ops::pow_Tensor_Scalar, ops::relu, ops::relu_,
+      ops::rsqrt, ops::rsub_Scalar, ops::sigmoid, ops::silu, ops::sin, ops::sort, ops::sort_stable, ops::sub_Scalar,
+      ops::sub_Tensor, ops::sum_dim_IntList, ops::tanh, ops::topk, ops::upsample_nearest2d, ops::where_self>(library);
 #if __has_include(<ATen/ops/_grouped_mm_ops.h>)
   hear_as_usual_ops<ops::_grouped_mm>(library);
 #endif
