@@ -163,7 +163,7 @@ class _Search:
 
     def _beside_the_best(self, first_round: Sequence[tuple[Candidate, _Way]], peak_bytes: int) -> Iterator[_Way]:
         """Yield ways beside those that were the fastest to come down to a peak, with each window, nearest first."""
-        best: dict[tuple[int, bool], _Way] = {}
+        best: dict[tuple[int, bool, int], _Way] = {}
         for candidate, way in first_round:
             if candidate.peak_bytes <= peak_bytes:
                 best.setdefault(way[1:], way)
