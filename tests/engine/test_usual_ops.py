@@ -56,6 +56,8 @@ def test_calls_that_drop_nothing_are_counted_and_the_others_dropped() -> None:
         pytest.param(lambda t: t.mul_(torch.full((8,), 3.0)), id="mul_"),
         pytest.param(lambda t: t.div_(torch.full((8,), 3.0)), id="div_"),
         pytest.param(lambda t: t.relu_(), id="relu_"),
+        pytest.param(lambda t: t.clamp_(max=0.25), id="clamp_"),
+        pytest.param(lambda t: t.index_put_((torch.tensor([1, 5]),), torch.tensor(9.0)), id="index_put_"),
         pytest.param(lambda t: t.masked_fill_(torch.arange(8) > 3, 7.0), id="masked_fill_"),
         pytest.param(lambda t: t.view(2, 4).t().add_(torch.ones(4, 2)), id="add_ to a view"),
     ],

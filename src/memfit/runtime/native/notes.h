@@ -33,9 +33,12 @@ class Notes {
 
   Note& written_by(size_t tape, const Tensor& tensor) {
     auto* storage = tensor.storage().unsafeGetStorageImpl();
-    auto [found, is_new] = notes_.try_emplace(storage, Note{tensor.storage().getWeakStorageImpl(), tape, {}, 0, {}});
+    auto found = notes_.find(storage);
+    if (found == notes_.end()) {
+      return notes_.emplace(storage, Note{tensor.storage().getWeakStorageImpl(), tape, {}, 0, {}}).first->second;
+    }
     auto& note = found->second;
-    if (!is_new && note.tape != tape) {
+    if (note.tape != tape) {
       note.tape = tape;
       outdated_.push_back(std::move(note.dropped));
       note.dropped.reset();

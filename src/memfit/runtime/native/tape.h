@@ -66,15 +66,20 @@ class Tape {
   void go_into(intrusive_ptr<Region> next);
   void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
   bool passes_by(const OpRule& rule, bool is_meta, const Tensor* written, uint64_t requiring_grad);
+  template <typename Run>
+  auto run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, std::vector<IValue> arguments, Run run);
   PyObject* pack(PyObject* object);
   bool has_heard_what_was_planned() const;
   void close();
 
  private:
   const Calls* calls_of(const OpRule& rule) const;
+  const Pattern* pattern_of_call(const OpRule& rule, at::ArrayRef<IValue> arguments, Pattern& kept);
   const Pattern* next_pattern(const OpRule& rule);
   void run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
                    const Pattern& pattern, std::vector<IValue> recipe_arguments);
+  void decide_on(at::ArrayRef<const Tensor*> outputs, const c10::OperatorHandle& op, const OpRule& rule,
+                 const Pattern& pattern, std::vector<IValue> recipe_arguments, std::optional<Draw> draw);
   void run_batch_norm(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
                       const Pattern* pattern);
   void run_writing_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
@@ -135,6 +140,19 @@ inline uint64_t call_of(const OpRule& rule, uint64_t requiring_grad, bool drops)
   return (requiring_grad << 24U) + (static_cast<uint64_t>(rule.number) << 1U) + static_cast<uint64_t>(drops);
 }
 
+// What becomes of the outputs of a call that is about to run, null where all is saved; ``kept`` is where it may be put.
+inline const Pattern* Tape::pattern_of_call(const OpRule& rule, at::ArrayRef<IValue> arguments, Pattern& kept) {
+  forget_dead_storages();
+  const auto* pattern = next_pattern(rule);
+  if (pattern != nullptr && !is_plain_call(arguments)) pattern = nullptr;
+  if (pattern != nullptr && !is_repeatable(rule, arguments)) {
+    if (rule.treatment == Treatment::PURE) kept = pattern->without_drops();
+    pattern = kept.saves_all() ? nullptr : &kept;
+  }
+  watching.heard(call_of(rule, requiring_grad(arguments), pattern != nullptr));
+  return pattern;
+}
+
 inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& rule = op_rules.of(op);
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
@@ -144,15 +162,8 @@ inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
     op.redispatchBoxed(keys, stack);
     return;
   }
-  forget_dead_storages();
-  const auto* pattern = next_pattern(rule);
-  if (pattern != nullptr && !is_plain_call(arguments)) pattern = nullptr;
   Pattern kept;
-  if (pattern != nullptr && !is_repeatable(rule, arguments)) {
-    if (rule.treatment == Treatment::PURE) kept = pattern->without_drops();
-    pattern = kept.saves_all() ? nullptr : &kept;
-  }
-  watching.heard(call_of(rule, requiring_grad(arguments), pattern != nullptr));
+  const auto* pattern = pattern_of_call(rule, arguments, kept);
   if (!rule.written.empty()) {
     run_writing_op(op, keys, stack, rule, pattern == nullptr ? Fate::SAVE : (*pattern)[0]);
   } else if (rule.batch_norm_arguments) {
@@ -199,21 +210,56 @@ inline bool lies_under(const c10::StorageImpl* storage, at::ArrayRef<IValue> arg
 
 inline void Tape::run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
                               const Pattern& pattern, std::vector<IValue> recipe_arguments) {
-  const bool drops = pattern.has(Fate::DROP);
-  auto draw = drops ? generator_and_state(rule, recipe_arguments) : std::nullopt;
+  auto draw = pattern.has(Fate::DROP) ? generator_and_state(rule, recipe_arguments) : std::nullopt;
   op.redispatchBoxed(keys, stack);
+  const auto results = torch::jit::last(*stack, op.schema().returns().size());
+  const bool is_list = results.size() == 1 && results[0].isTensorList();
+  c10::SmallVector<const Tensor*, 4> outputs;
+  for (const auto& result : is_list ? results[0].toListRef() : results)
+    outputs.push_back(result.isTensor() ? &result.toTensor() : nullptr);
+  decide_on(outputs, op, rule, pattern, std::move(recipe_arguments), std::move(draw));
+}
+
+inline const Tensor* tensor_or_null(const Tensor& tensor) { return &tensor; }
+template <typename Other>
+const Tensor* tensor_or_null(const Other& /*unused*/) {
+  return nullptr;
+}
+inline void add_outputs(const Tensor& result, c10::SmallVectorImpl<const Tensor*>& outputs) {
+  outputs.push_back(&result);
+}
+template <typename... Results>
+void add_outputs(const std::tuple<Results...>& results, c10::SmallVectorImpl<const Tensor*>& outputs) {
+  std::apply([&](const auto&... each) { (outputs.push_back(tensor_or_null(each)), ...); }, results);
+}
+
+// For a call that drops something, of an op that writes to nothing: ``run`` does it, without boxing it once more.
+template <typename Run>
+auto Tape::run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, std::vector<IValue> arguments,
+                             Run run) {
+  Pattern kept;
+  const auto* pattern = pattern_of_call(rule, arguments, kept);
+  if (pattern == nullptr) return run();
+  auto draw = pattern->has(Fate::DROP) ? generator_and_state(rule, arguments) : std::nullopt;
+  auto result = run();
+  c10::SmallVector<const Tensor*, 4> outputs;
+  add_outputs(result, outputs);
+  decide_on(outputs, op, rule, *pattern, std::move(arguments), std::move(draw));
+  return result;
+}
+
+// Drops or offloads what a call has made, or saves it, as told; null stands for an output that is no tensor.
+inline void Tape::decide_on(at::ArrayRef<const Tensor*> outputs, const c10::OperatorHandle& op, const OpRule& rule,
+                            const Pattern& pattern, std::vector<IValue> recipe_arguments, std::optional<Draw> draw) {
   intrusive_ptr<Recipe> recipe;
-  if (drops) {
+  if (pattern.has(Fate::DROP)) {
     recipe = record(Recipe::Kind::PURE, op, rule, std::move(recipe_arguments), std::move(draw));
     recipe_arguments.clear();
   }
-  const auto results = torch::jit::last(*stack, op.schema().returns().size());
-  const bool is_list = results.size() == 1 && results[0].isTensorList();
-  const auto outputs = is_list ? results[0].toListRef() : results;
   for (size_t position = 0; position < outputs.size(); ++position) {
     const auto fate = pattern[position];
-    if (fate == Fate::SAVE || !outputs[position].isTensor()) continue;
-    const auto& output = outputs[position].toTensor();
+    if (fate == Fate::SAVE || outputs[position] == nullptr) continue;
+    const auto& output = *outputs[position];
     if (!is_strided(output)) continue;
     {
       std::lock_guard lock(notes.mutex);
@@ -367,6 +413,8 @@ inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule&
 inline intrusive_ptr<Recipe> Tape::record(Recipe::Kind kind, const c10::OperatorHandle& op, const OpRule& rule,
                                           std::vector<IValue> arguments, std::optional<Draw> draw) {
   auto recipe = make_intrusive<Recipe>(++num_recipes_, state_, kind, op);
+  // More of them are rare.
+  recipe->sources.reserve(3);
   any_tensor(arguments, [&](const Slot& slot, const Tensor& tensor) {
     // A number that was made a tensor; nobody else has it.
     if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) recipe->sources.emplace_back(slot, source(tensor, rule));

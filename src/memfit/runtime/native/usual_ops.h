@@ -2,8 +2,9 @@
 //
 // The kernel that hears all ops is handed their arguments boxed: each in a variant, on a stack, lists copied, and the
 // results likewise on the way back. Where an op drops nothing in its region, nobody looks at any of it. So the usual
-// ones have a kernel each that asks that first and hands the call on as it came; what drops something is boxed and
-// heard as ever. And views, which the tape never looks at, are not heard at all.
+// ones have a kernel each that asks that first and hands the call on as it came. Where something is dropped, arguments
+// are boxed once, to be kept, and the call is handed on as it came, too; only writes are heard as ever. And views,
+// which the tape never looks at, are not heard at all.
 //
 // An op that is missing here is heard all the same. None may be here that writes to another argument than its first.
 
@@ -76,13 +77,19 @@ struct UsualOp<Op, Result(Arguments...)> {
     // What the op itself calls is none of the tape's business.
     c10::impl::ExcludeDispatchKeyGuard unheard(KEY);
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-    if (passes_by(op, arguments...)) {
+    const auto run = [&]() -> Result {
       const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
       return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+    };
+    if (passes_by(op, arguments...)) return run();
+    if constexpr (std::is_reference_v<Result>) {
+      static const auto boxed = c10::BoxedKernel::makeFromFunction<&memfit::hear>();
+      using Boxing = c10::impl::BoxedKernelWrapper<Result(Arguments...)>;
+      return Boxing::call(boxed, op, keys, std::forward<Arguments>(arguments)...);
+    } else {
+      auto kept = c10::impl::boxArgs<Arguments...>(static_cast<Arguments>(arguments)...);
+      return listening_tape->run_plain_pure_op(op, op_rules.of(op), std::move(kept), run);
     }
-    static const auto boxed = c10::BoxedKernel::makeFromFunction<&memfit::hear>();
-    using Boxing = c10::impl::BoxedKernelWrapper<Result(Arguments...)>;
-    return Boxing::call(boxed, op, keys, std::forward<Arguments>(arguments)...);
   }
 
  private:
