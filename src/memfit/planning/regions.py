@@ -6,8 +6,8 @@ which often run elsewhere: the linear layer after the activation. Going into a m
 modules are chosen to make it as little as possible altogether.
 
 The engine in C++ knows from the step before between which ops something dropped is saved, and watches saves only then
-(`HostCosts.skips_saves`). It can tell where ops are recorded, which costs a tenth of watching saves: so there both are
-done in the same modules.
+(`HostCosts.skips_saves`). It hears of ops where they are recorded, which costs a tenth of watching saves: so they are
+recorded, too, in modules that save much else.
 """
 
 from __future__ import annotations
@@ -77,6 +77,12 @@ class Listeners:
             # A module that runs several times runs each of its ops as often, at least.
             num_entries[module] = min(num_calls, num_entries.get(module, num_calls))
         num_saves = Counter(module for modules in self._saved_in for module in modules if module is not None)
+        self._saving_ops = [
+            tuple(save.op_index for save in value.saves if save.op_index is not None) for value in profile.values
+        ]
+        self._num_saved_by = Counter(op_index for saving_ops in self._saving_ops for op_index in saving_ops)
+        self._module_of = [op.module for op in ops]
+        self._num_ops, self._num_saves = num_ops, num_saves
         # Between which two ops values are saved: what an op reads before it, what it makes after it.
         self._saved_after = [
             tuple(
@@ -96,8 +102,10 @@ class Listeners:
         """Return where to listen so that the values with the indices in ``recomputed`` are dropped and brought back."""
         recorded, watched = self._recorded_in(recomputed), self._watched_in(recomputed)
         if self._costs.skips_saves:
-            regions = self._recording.cheapest(recorded | watched)[1]
-            watching = [path for path in regions if any(is_within(module, path) for module in watched)]
+            regions = self._recording.cheapest(recorded | self._worth_recording(recomputed))[1]
+            around = [path for path in regions if any(is_within(module, path) for module in watched)]
+            others = {module for module in watched if not any(is_within(module, path) for path in regions)}
+            watching = _outermost([*around, *sorted(others)])
         else:
             regions = self._recording.cheapest(recorded)[1]
             watching = self._watching.cheapest(watched)[1]
@@ -112,14 +120,14 @@ class Listeners:
 
     def cost_of(self, recomputed: Set[int], num_replayed: int) -> ListeningCost:
         """Return what that costs the host, where ``num_replayed`` ops are run again."""
-        recorded_in, watched_in = self._recorded_in(recomputed), self._watched_in(recomputed)
+        recorded_in = self._recorded_in(recomputed)
         if self._costs.skips_saves:
-            recorded, _ = self._recording.cheapest(recorded_in | watched_in)
+            recorded, _ = self._recording.cheapest(recorded_in | self._worth_recording(recomputed))
             moments = {moment for value in recomputed for moment in self._saved_after[value]}
             watched = self._costs.watched_save * sum(self._num_saved_after[moment] for moment in moments)
         else:
             recorded, _ = self._recording.cheapest(recorded_in)
-            watched, _ = self._watching.cheapest(watched_in)
+            watched, _ = self._watching.cheapest(self._watched_in(recomputed))
         # A save comes by once in each pass. An op with several recomputed outputs is dropped once; so few have that
         # counting values is as good.
         return ListeningCost(
@@ -134,6 +142,20 @@ class Listeners:
             touched = set(recomputed).union(*(op.inputs for op in replayed))
             modules.update(module for rewritten, module in self._writers if not touched.isdisjoint(rewritten))
         return {module for module in modules if module is not None}
+
+    def _worth_recording(self, recomputed: Set[int]) -> set[str]:
+        """Return the modules in which so much else is saved that to record their ops is cheaper than to watch it."""
+        num_asked: Counter[str] = Counter()
+        for op_index in {op_index for value in recomputed for op_index in self._saving_ops[value]}:
+            module = self._module_of[op_index]
+            if module is not None:
+                num_asked[module] += self._num_saved_by[op_index]
+        costs = self._costs
+        return {
+            module
+            for module, number in num_asked.items()
+            if costs.watched_save * (self._num_saves[module] - number) > costs.recorded_op * self._num_ops[module]
+        }
 
     def _watched_in(self, recomputed: Set[int]) -> set[str]:
         return {module for value in recomputed for module in self._saved_in[value] if module is not None}
