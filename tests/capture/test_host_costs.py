@@ -12,8 +12,8 @@ import pytest
 from tests.engine.plans import every_value, profile_of
 from tests.engine.zoo import BY_NAME
 
-from memfit.capture.host_costs import fitted_host_costs, measured_host_costs, seconds_added
-from memfit.graph.model_profile import HostCosts
+from memfit.capture.host_costs import measured_host_costs, seconds_added, with_fitted_host_costs
+from memfit.graph.model_profile import HostCosts, Link
 from memfit.graph.plan import Decision
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
@@ -97,13 +97,17 @@ def test_a_host_that_is_slow_for_moments_is_not_taken_for_what_the_engine_costs(
 
 @pytest.mark.parametrize(("factor", "fitted_factor"), [(2.0, 2.0), (0.1, 1.0), (100.0, 5.0)])
 def test_costs_agree_with_the_step_that_was_measured(factor: float, fitted_factor: float) -> None:
-    profile = replace(profile_of(GPT), host=COSTS)
+    link = Link(1e9, 1e9, 1e-6, 2**30, host_seconds=3.0)
+    profile = replace(profile_of(GPT), host=COSTS, link=link)
     plan = every_value(GPT)
     step = Step(profile)
     recomputed = {index for index in step.plannable if plan.decisions[profile.values[index].name] is Decision.RECOMPUTE}
     expected = step.listeners.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
     assert expected.forward > 0
     assert expected.backward > 0
-    fitted = fitted_host_costs(profile, plan, factor * expected.forward, factor * expected.backward)
+    fitted_profile = with_fitted_host_costs(profile, plan, factor * expected.forward, factor * expected.backward)
+    fitted = fitted_profile.host
+    assert fitted is not None
+    assert fitted_profile.link == replace(link, host_seconds=3.0 * fitted_factor)
     assert (fitted.forward, fitted.backward) == (COSTS.forward, COSTS.backward)
     assert astuple(fitted)[2:-2] == pytest.approx([fitted_factor * cost for cost in astuple(COSTS)[2:-2]])

@@ -87,25 +87,33 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
     )
 
 
-def fitted_host_costs(profile: ModelProfile, plan: Plan, forward_seconds: float, backward_seconds: float) -> HostCosts:
-    """Return the host costs of ``profile``, made to agree with a step by ``plan`` that took so much longer to launch.
+def with_fitted_host_costs(
+    profile: ModelProfile, plan: Plan, forward_seconds: float, backward_seconds: float
+) -> ModelProfile:
+    """Return ``profile`` with host costs that agree with a step by ``plan`` that took so much longer to launch.
 
-    In a real step nothing is as warm as in a short loop, and ops have more and larger arguments.
+    In a real step nothing is as warm as in a short loop, and ops have more and larger arguments. No value was offloaded
+    in that step: what that costs is taken to be more by as much as what was done in the forward pass.
     """
-    host = profile.host
+    host, link = profile.host, profile.link
     assert host is not None
     step = Step(profile)
     recomputed = {index for index in step.plannable if plan.decisions[profile.values[index].name] is Decision.RECOMPUTE}
     expected = step.listeners.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
     in_forward = _factor(forward_seconds, expected.forward)
     in_backward = _factor(backward_seconds, expected.backward)
-    return replace(
+    fitted = replace(
         host,
         recorded_op=host.recorded_op * in_forward,
         dropped_op=host.dropped_op * in_forward,
         entry=host.entry * in_forward,
         watched_save=host.watched_save * in_forward,
         replayed_op=host.replayed_op * in_backward,
+    )
+    return replace(
+        profile,
+        host=fitted,
+        link=None if link is None else replace(link, host_seconds=link.host_seconds * in_forward),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from memfit.capture.calibration import calibrated
 from memfit.capture.clocks import clock_for
 from memfit.capture.devices import device_of, memory_bytes
-from memfit.capture.host_costs import fitted_host_costs, measured_host_costs
+from memfit.capture.host_costs import measured_host_costs, with_fitted_host_costs
 from memfit.capture.in_step import device_sets_the_pace, host_in_the_step, ops_in_the_step, rested_share, runs_ahead
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.layers import measured_blocks
@@ -101,10 +101,11 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         profile = replace(
             profile, host=replace(profile.host, forward=plain.forward_launched, backward=plain.backward_launched)
         )
-        fitted = fitted_host_costs(
+        profile = with_fitted_host_costs(
             profile,
             recording_all,
             listening.forward_launched - plain.forward_launched,
             listening.backward_launched - plain.backward_launched,
         )
-        return replace(profile, host=host_in_the_step(fitted, profile.ops, step_seconds))
+        assert profile.host is not None
+        return replace(profile, host=host_in_the_step(profile.host, profile.ops, step_seconds))
