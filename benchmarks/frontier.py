@@ -134,6 +134,7 @@ def run(
         "num_cores": None if host is None else options.cores,
         "disturbed_share": options.disturbed_share,
         "host_slowness": race.host_slowness,
+        "least_look_seconds": race.least_look_seconds,
         "steps": race.steps_in_words(),
     }
     return {group: plans.results(rows) | of_all_groups for group, plans in planned.items()}
@@ -266,8 +267,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--cores",
         type=int,
         choices=(1, 2),
-        default=1,
-        help="of the host: one for all threads, or one for forward and one for backward passes (default: 1)",
+        default=2,
+        help="of the host: one for all threads, or one for forward and one for backward passes (default: 2)",
     )
     parser.add_argument(
         "--most-disturbed",

@@ -220,6 +220,11 @@ class Race:
         host = self._stopwatch.host
         return None if host is None else self._limit_of_looks() / host.least_seconds
 
+    @property
+    def least_look_seconds(self) -> float | None:
+        """What a look at the host took at its best, which tells hosts apart; None where nobody looked."""
+        return None if self._stopwatch.host is None else self._stopwatch.host.least_seconds
+
     def rows(self) -> list[Row]:
         """Return what was measured, in the order in which the ways came."""
         limit = self._limit_of_looks()

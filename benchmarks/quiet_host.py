@@ -58,8 +58,7 @@ class QuietHost:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold all threads of this process on so many cores, which are kept awake."""
-        cores = sorted(os.sched_getaffinity(0))
-        self._cores = cores[:: math.ceil(len(cores) / (_NUM_OTHER_CORES + self._num_cores))]
+        self._cores = cores_apart(sorted(os.sched_getaffinity(0)), _NUM_OTHER_CORES + self._num_cores)
         with ExitStack() as stack:
             for core in self._cores:
                 stack.enter_context(_kept_awake(core))
@@ -108,6 +107,18 @@ class QuietHost:
         begin = time.perf_counter()
         self._work()
         return time.perf_counter() - begin
+
+
+def cores_apart(cores: Sequence[int], number: int) -> Sequence[int]:
+    """Return so many of ``cores``, spread over those no two of which are threads of one core of the machine.
+
+    Its threads are numbered one after the other, or all first ones before all second ones; a virtual machine need not
+    tell how. Every other one of the first half is right either way. Where there are too few of them, any will do.
+    """
+    alone = cores[: (len(cores) + 1) // 2 : 2]
+    chosen_from = alone if len(alone) >= number else cores
+    number = min(number, len(chosen_from))
+    return [chosen_from[len(chosen_from) * place // number] for place in range(number)]
 
 
 def _a_little_work() -> int:

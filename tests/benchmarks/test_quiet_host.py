@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from quiet_host import QuietHost
+from quiet_host import QuietHost, cores_apart
 
 
 class Host:
@@ -140,7 +140,22 @@ def test_on_one_core_all_threads_are_together(host: Host, monkeypatch: pytest.Mo
     quiet = QuietHost(work=cores.work)
     with quiet.held():
         assert cores.of_thread == {0: {0}, 7: {0}}
-        # Every second core is among those to choose from.
-        cores.seconds |= {0: 1.9e-3, 1: 0.9e-3}
+        # The first three cores are those to choose from.
+        cores.seconds |= {0: 1.9e-3, 3: 0.9e-3}
         quiet.settle()
-        assert cores.of_thread == {0: {2}, 7: {2}}
+        assert cores.of_thread == {0: {1}, 7: {1}}
+
+
+@pytest.mark.parametrize("num_cores", [16, 32, 15])
+@pytest.mark.parametrize("number", [3, 4])
+def test_no_two_cores_that_are_kept_awake_are_threads_of_one(num_cores: int, number: int) -> None:
+    chosen = cores_apart(range(num_cores), number)
+    assert len(set(chosen)) == len(chosen) == number
+    in_turns = [core // 2 for core in chosen]
+    all_first_ones_first = [core % -(-num_cores // 2) for core in chosen]
+    assert len(set(in_turns)) == len(set(all_first_ones_first)) == number
+
+
+def test_a_host_of_few_cores_has_all_of_them_to_choose_from() -> None:
+    assert list(cores_apart([4, 5, 6, 7], 4)) == [4, 5, 6, 7]
+    assert list(cores_apart([1], 3)) == [1]
