@@ -14,7 +14,8 @@ from tests.engine.zoo import BY_NAME
 
 from memfit.capture.host_costs import measured_host_costs, seconds_added, with_fitted_host_costs
 from memfit.graph.model_profile import HostCosts, Link
-from memfit.graph.plan import Decision
+from memfit.graph.plan import Decision, Plan
+from memfit.planning.planner import plan_of_all_that_replays, plan_of_every_second_that_replays
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
 from memfit.runtime.regions import Region
@@ -111,3 +112,18 @@ def test_costs_agree_with_the_step_that_was_measured(factor: float, fitted_facto
     assert fitted_profile.link == replace(link, host_seconds=3.0 * fitted_factor)
     assert (fitted.forward, fitted.backward) == (COSTS.forward, COSTS.backward)
     assert astuple(fitted)[2:-2] == pytest.approx([fitted_factor * cost for cost in astuple(COSTS)[2:-2]])
+
+
+def test_costs_are_told_by_a_step_that_drops_here_and_there() -> None:
+    """By one that drops everything they would be told too low: the engine would stay in the host's caches."""
+    profile = profile_of(GPT)
+
+    def ops_dropped(plan: Plan) -> list[str]:
+        return [name for name, decision in plan.decisions.items() if decision is Decision.RECOMPUTE]
+
+    every_one, every_second = map(
+        ops_dropped, (plan_of_all_that_replays(profile), plan_of_every_second_that_replays(profile))
+    )
+    # What is written over something that is kept is kept, too.
+    assert set(every_second) <= set(every_one[::2])
+    assert len(every_second) > 0.4 * len(every_one)

@@ -21,7 +21,7 @@ from memfit.capture.recording import values_of
 from memfit.capture.step import TrainingStep
 from memfit.capture.step_times import timed_alone, timed_in_a_row, timed_in_turns
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.planner import plan_of_all_that_replays
+from memfit.planning.planner import plan_of_every_second_that_replays
 from memfit.runtime.apply import Applied
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.ledger import peak_of
@@ -87,15 +87,16 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         )
         profile = replace(profile, values=profile.values + unaccounted_memory(profile))
         profile = calibrated(profile, step, state)
-        recording_all = plan_of_all_that_replays(profile)
-        if profile.host is None or not recording_all.regions:
+        # Not all: where everything is dropped, the engine stays in the host's caches, and all that it does takes less.
+        listening_plan = plan_of_every_second_that_replays(profile)
+        if profile.host is None or not listening_plan.regions:
             return profile
         hardly_matters = device_sets_the_pace(profile.host, step_seconds)
         plain, listening = timed_in_turns(
             step,
             device,
             state,
-            lambda: Applied(step.model, recording_all, TapeChoice()),
+            lambda: Applied(step.model, listening_plan, TapeChoice()),
             num_turns=_FEW_TURNS if hardly_matters else _MANY_TURNS,
         )
         profile = replace(
@@ -103,7 +104,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         )
         profile = with_fitted_host_costs(
             profile,
-            recording_all,
+            listening_plan,
             listening.forward_launched - plain.forward_launched,
             listening.backward_launched - plain.backward_launched,
         )

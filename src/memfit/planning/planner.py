@@ -125,6 +125,14 @@ def plan_of_all_that_replays(profile: ModelProfile) -> Plan:
     return _plan_of(known, _judged_candidate(known, step.recomputed_of(wanted)), budget_bytes=None)
 
 
+def plan_of_every_second_that_replays(profile: ModelProfile) -> Plan:
+    """Return the plan that recomputes half of the values that can be, here and there, as plans for budgets do."""
+    known = known_step(profile)
+    step = known.step
+    wanted = set(sorted(step.recomputed_of(set(step.plannable) - BlockValues(step).leaving()))[::2])
+    return _plan_of(known, _judged_candidate(known, step.recomputed_of(wanted)), budget_bytes=None)
+
+
 def plan_of_what_leaves_blocks(profile: ModelProfile) -> Plan:
     """Return the plan that recomputes the values that leave blocks, and what those were written over, from the rest."""
     known = known_step(profile)
