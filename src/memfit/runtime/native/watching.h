@@ -114,7 +114,7 @@ class Watching {
            hooks().top().first.ptr(getPyInterpreter()) == ours_->first.ptr(getPyInterpreter());
   }
 
-  // Asks the stack whether they are there, see above.
+  // Whether they are there, the stack knows, which may be a copy: see above.
   void want(bool wanted) {
     if (!ours_ || wanted == are_ours_in_use()) return;
     if (!wanted) {
