@@ -103,6 +103,27 @@ def test_more_room_on_the_host_never_makes_a_plan_slower_and_is_never_exceeded()
     assert overheads[-1] < overheads[0]
 
 
+def test_where_each_value_takes_the_host_time_few_large_ones_leave() -> None:
+    b = StepBuilder()
+    x = b.batch(4 * MIB)
+    for number in range(24):
+        path = b.block(f"blocks.{number}")
+        for _ in range(6):
+            (x,) = b.op(path, "mm", [x], 4 * MIB, saves=[x], flops=10**12)
+        (wide,) = b.op(path, "bmm", [x], 64 * MIB, saves=[x], flops=4 * 10**12)
+        (x,) = b.op(path, "mm", [wide], 4 * MIB, saves=[wide], flops=10**12)
+    b.op(None, "sum", [x], 4)
+    profile = b.finish("wide")
+    launching = HostCosts(profile.step_seconds / 2, profile.step_seconds / 2, *[1e-7] * 5)
+    profile = replace(profile, peak_bytes=simulate(profile, set()).peak_bytes)
+    profile = replace(profile, host=launching, link=replace(LINK, host_seconds=1e-3))
+    points = frontier(profile, points=9, host_budget="auto")
+    made = plan(profile, budget=(points[0].peak_bytes + points[-1].peak_bytes) // 2, host_budget="auto")
+    sent = offloaded(made)
+    assert sent
+    assert {value.num_bytes for value in profile.values if value.name in sent} == {64 * MIB}
+
+
 def test_the_smallest_budget_is_told_and_holds() -> None:
     profile = profile_of("llama")
     with pytest.raises(InfeasibleBudgetError) as raised:
