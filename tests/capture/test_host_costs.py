@@ -92,6 +92,7 @@ def test_a_host_that_is_slow_for_moments_is_not_taken_for_what_the_engine_costs(
     monkeypatch.setattr("memfit.capture.host_costs.time", Clock)
     seconds = {"plain": 1.0, "recorded": 1.1, "dropped": 1.6}
     added = seconds_added({name: partial(Clock.spend, each) for name, each in seconds.items()})
+    # A single difference is off by up to 0.08 for being unsteady alone.
     assert added("recorded", "plain") == pytest.approx(0.1, rel=0.2)
     assert added("dropped", "recorded") == pytest.approx(0.5, rel=0.2)
 
