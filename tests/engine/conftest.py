@@ -15,6 +15,8 @@ RUN_ONCE = {
     "test_applied_model",
     "test_cuda_graphs",
     "test_distributed",
+    "test_fusing",
+    "test_fusing_on_gpu",
     "test_native_engine",
     "test_on_gpu",
     "test_other_inputs",

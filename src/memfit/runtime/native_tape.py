@@ -12,9 +12,11 @@ from torch import nn
 
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Runner
+from memfit.runtime.fusing import start_fusing
 from memfit.runtime.native_build import native_module
 from memfit.runtime.offloading import Offloading, torn_value_error
 from memfit.runtime.op_rules import Treatment, rule_for
+from memfit.runtime.pointwise_ops import pointwise_op
 from memfit.runtime.regions import Region
 from memfit.runtime.replay import stale_value_error
 from memfit.runtime.tape import Tape
@@ -112,6 +114,7 @@ def _configured_module() -> Any:
             _rule_of, torch.cuda.is_current_stream_capturing, stale_value_error, torn_value_error, nn.Parameter
         )
         let_higher_order_operators_through(native.key_name)
+        start_fusing(native)
     return native
 
 
@@ -120,6 +123,7 @@ def _rule_of(name: str, overload: str) -> tuple[Any, ...]:
     namespace, _, short_name = name.partition("::")
     op = getattr(getattr(getattr(torch.ops, namespace), short_name), overload or "default")
     rule = rule_for(op)
+    pointwise = pointwise_op(op, rule.name)
     places = {argument.name: place for place, argument in enumerate(op._schema.arguments)}
     return (
         rule.name,
@@ -129,4 +133,6 @@ def _rule_of(name: str, overload: str) -> tuple[Any, ...]:
         rule.deterministic_on_cuda,
         rule.dropout_argument,
         rule.batch_norm_arguments,
+        () if pointwise is None else pointwise.arguments,
+        pointwise is not None and pointwise.casts,
     )

@@ -102,6 +102,12 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
     python->tells_of_memory = !python->memory_listener.is_none();
     return listener;
   });
+  // The kernels of one kind of device, from then on.
+  module.def("fuse_on", [](const std::string& device_type, uintptr_t launch, py::object kernel_of) {
+    fusing = new Fusing{at::Device(device_type).type(), reinterpret_cast<LaunchKernel>(launch), std::move(kernel_of)};
+  });
+  module.def("fuse_nothing", [] { fusing = nullptr; });
+  module.def("num_fused_kernels_launched", [] { return fusing == nullptr ? 0 : fusing->num_launched.load(); });
   module.def("configure", [](py::object rule_of, py::object is_capturing, py::object stale_error, py::object torn_error,
                              py::object parameter) {
     python = new Python{std::move(rule_of), std::move(is_capturing), std::move(stale_error), std::move(torn_error),

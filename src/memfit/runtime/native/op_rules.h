@@ -19,6 +19,9 @@ namespace memfit {
 
 enum class Treatment { VIEW = 0, PURE, IN_PLACE, OVERWRITE, OPAQUE };
 
+// What kernels that replay several ops at once take for granted of an argument, as `pointwise_ops.py` tells it.
+enum class ArgumentRule { TENSOR = 0, ANY, ONE, OWN_DEVICE, TEXT };
+
 struct OpRule {
   explicit OpRule(c10::OperatorName of) : operator_name(std::move(of)) {}
 
@@ -32,6 +35,8 @@ struct OpRule {
   std::optional<size_t> dropout_argument;
   std::optional<std::array<size_t, 3>> batch_norm_arguments;
   std::optional<size_t> generator_argument;
+  std::vector<ArgumentRule> pointwise;  // of each argument, empty where the op is not one of them
+  bool casts = false;                   // a pointwise op that takes an argument of any type
 };
 
 class OpRules {
@@ -68,6 +73,8 @@ class OpRules {
       rule->is_deterministic_on_cuda = told[4].cast<bool>();
       rule->dropout_argument = told[5].cast<std::optional<size_t>>();
       rule->batch_norm_arguments = told[6].cast<std::optional<std::array<size_t, 3>>>();
+      for (const auto& argument : told[7]) rule->pointwise.push_back(static_cast<ArgumentRule>(argument.cast<int>()));
+      rule->casts = told[8].cast<bool>();
     }
     rule->number = number_of(rule->name);
     const auto& arguments = op.schema().arguments();

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "dispatch_guards.h"
+#include "fusing.h"
 #include "values.h"
 
 namespace memfit {
@@ -43,6 +44,7 @@ inline Tensor read(const Source& source) {
     value.pass->offloading->fetch_ahead();
     auto pending = recipes_for(value);
     while (!pending.empty()) {
+      if (FusedReplay::run(pending)) continue;
       auto next = std::move(pending.back());
       pending.pop_back();
       next->run();

@@ -1,0 +1,260 @@
+"""Writes the kernels that replay several pointwise ops at once, and trusts only those ops that give torch's own bits.
+
+`native/fusing.h` tells a kernel in words: its inputs, each with its type and how it lies in memory, and then its ops in
+order, each with the type of its result, whether that is kept or only passed on, and what it is made from:
+
+    bf16 flat;f32 one 2;aten._to_copy f32 kept i0;aten.mul f32 passed v0 i1;aten._to_copy bf16 kept v1;
+
+``flat`` lies as the results do; of a ``row`` each thread's elements lie in a row; of a ``one`` they are all the same.
+The number after these is that of the dimensions that it takes to find them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from memfit.runtime.pointwise_ops import POINTWISE_OPS, PointwiseOp
+
+KERNEL_NAME = "memfit_replay"
+_TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_TYPES_TRIED_WHOLE = ("bf16", "f16")
+
+Launcher = Callable[[int, list[Tensor], int], None]
+"""Runs (function, tensors that it reads and writes, number of threads) now."""
+
+PRELUDE = """
+struct __align__(16) Eight16 { unsigned short at[8]; };
+struct __align__(16) Four32 { float at[4]; };
+__device__ __forceinline__ float from_bf16(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); }
+__device__ __forceinline__ unsigned short to_bf16(float x) {
+  unsigned short bits; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x)); return bits;
+}
+__device__ __forceinline__ float from_f16(unsigned short bits) {
+  float x; asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits)); return x;
+}
+__device__ __forceinline__ unsigned short to_f16(float x) {
+  unsigned short bits; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); return bits;
+}
+"""
+
+_HELPERS = """
+__device__ __forceinline__ void load_f32(const void* from, unsigned offset, float* to) {
+  const Four32* parts = (const Four32*)((const float*)from + offset);
+  Four32 low = parts[0], high = parts[1];
+  for (int i = 0; i < 4; ++i) { to[i] = low.at[i]; to[i + 4] = high.at[i]; }
+}
+__device__ __forceinline__ void store_f32(void* to, unsigned offset, const float* from) {
+  Four32 low, high;
+  for (int i = 0; i < 4; ++i) { low.at[i] = from[i]; high.at[i] = from[i + 4]; }
+  Four32* parts = (Four32*)((float*)to + offset);
+  parts[0] = low; parts[1] = high;
+}
+__device__ __forceinline__ void load_one_f32(const void* from, unsigned offset, float* to) {
+  float x = ((const float*)from)[offset];
+  for (int i = 0; i < 8; ++i) to[i] = x;
+}
+__device__ __forceinline__ float round_f32(float x) { return x; }
+"""
+
+_HELPERS_OF_16_BITS = """
+__device__ __forceinline__ void load_TYPE(const void* from, unsigned offset, float* to) {
+  Eight16 all = *(const Eight16*)((const unsigned short*)from + offset);
+  for (int i = 0; i < 8; ++i) to[i] = from_TYPE(all.at[i]);
+}
+__device__ __forceinline__ void store_TYPE(void* to, unsigned offset, const float* from) {
+  Eight16 all;
+  for (int i = 0; i < 8; ++i) all.at[i] = to_TYPE(from[i]);
+  *(Eight16*)((unsigned short*)to + offset) = all;
+}
+__device__ __forceinline__ void load_one_TYPE(const void* from, unsigned offset, float* to) {
+  float x = from_TYPE(((const unsigned short*)from)[offset]);
+  for (int i = 0; i < 8; ++i) to[i] = x;
+}
+__device__ __forceinline__ float round_TYPE(float x) { return from_TYPE(to_TYPE(x)); }
+"""
+
+
+class _Input(NamedTuple):
+    type: str
+    way: str
+    num_dimensions: int
+
+
+class _Op(NamedTuple):
+    name: str
+    type: str
+    is_kept: bool
+    operands: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one kernel does."""
+
+    inputs: tuple[_Input, ...]
+    ops: tuple[_Op, ...]
+
+    @staticmethod
+    def read(text: str) -> Program:
+        """Return the program that ``text`` tells of."""
+        inputs: list[_Input] = []
+        ops: list[_Op] = []
+        for line in text.strip(";").split(";"):
+            first, *others = line.split()
+            if first in _TYPES:
+                inputs.append(_Input(first, others[0], int(others[1]) if len(others) > 1 else 1))
+            else:
+                ops.append(_Op(first, others[0], others[1] == "kept", tuple(others[2:])))
+        return Program(tuple(inputs), tuple(ops))
+
+    def type_of(self, operand: str) -> str:
+        """Return the type of an input ("i0") or of an op's result ("v0")."""
+        number = int(operand[1:])
+        return self.inputs[number].type if operand[0] == "i" else self.ops[number].type
+
+    def source(self, prelude: str = PRELUDE) -> str:
+        """Return the kernel in CUDA."""
+        of_types = "".join(_HELPERS_OF_16_BITS.replace("TYPE", name) for name in _TYPES_TRIED_WHOLE)
+        parameters = [f"const void* __restrict__ i{number}" for number in range(len(self.inputs))]
+        parameters += [f"void* __restrict__ o{number}" for number, op in enumerate(self.ops) if op.is_kept]
+        parameters.append("unsigned num_threads")
+        loads: list[str] = []
+        for number, one in enumerate(self.inputs):
+            offset = "first"
+            if one.way != "flat":
+                parameters += self._parameters_of_way(number)
+                loads += self._offset(number)
+                offset = f"offset{number}"
+            kind = "load_one" if one.way == "one" else "load"
+            loads.append(f"float i{number}s[8]; {kind}_{one.type}(i{number}, {offset}, i{number}s);")
+        lines = [
+            f"{prelude}{_HELPERS}{of_types}",
+            f'extern "C" __global__ void __launch_bounds__(256) {KERNEL_NAME}({", ".join(parameters)}) {{',
+            "unsigned thread = blockIdx.x * 256u + threadIdx.x;",
+            "if (thread >= num_threads) return;",
+            "unsigned first = thread * 8u;",
+            *loads,
+            *(f"float v{number}s[8];" for number in range(len(self.ops))),
+            "for (int i = 0; i < 8; ++i) {",
+            *(self._computation(number) for number in range(len(self.ops))),
+            "}",
+            *(f"store_{op.type}(o{number}, first, v{number}s);" for number, op in enumerate(self.ops) if op.is_kept),
+            "}",
+        ]
+        return "\n".join(lines)
+
+    def _parameters_of_way(self, number: int) -> list[str]:
+        outer = range(1, self.inputs[number].num_dimensions)
+        return [f"unsigned size{number}_{i}, unsigned stride{number}_{i}" for i in outer]
+
+    def _offset(self, number: int) -> list[str]:
+        one = self.inputs[number]
+        lines = [f"unsigned rest{number} = first, offset{number} = 0;"]
+        for i in range(1, one.num_dimensions):
+            # The innermost dimension, of which a row has neighbours and a one nothing, and then those around it. Each
+            # size is that of the dimension just inside.
+            within = f"rest{number} % size{number}_{i}"
+            if i > 1:
+                lines.append(f"offset{number} += ({within}) * stride{number}_{i - 1};")
+            elif one.way == "row":
+                lines.append(f"offset{number} = {within};")
+            lines.append(f"rest{number} /= size{number}_{i};")
+        if one.num_dimensions > 1:
+            lines.append(f"offset{number} += rest{number} * stride{number}_{one.num_dimensions - 1};")
+        return lines
+
+    def _computation(self, number: int) -> str:
+        op = self.ops[number]
+        known, text = _known(op.name)
+        named = ", ".join(f"{name} = {operand}s[i]" for name, operand in zip("ab", op.operands, strict=False))
+        return f"{{ float {named}; v{number}s[i] = round_{op.type}({known.expressions[text]}); }}"
+
+
+def _known(name: str) -> tuple[PointwiseOp, str]:
+    """Return the op behind a name in a program, and the text that is part of it."""
+    if name in POINTWISE_OPS:
+        return POINTWISE_OPS[name], ""
+    op_name, _, text = name.rpartition(".")
+    return POINTWISE_OPS[op_name], text
+
+
+class FusedKernels:
+    """The kernels of one device, built by ``build`` (source to function) and tried by ``launch``."""
+
+    def __init__(self, device: torch.device, build: Callable[[str], int], launch: Launcher, prelude: str) -> None:
+        self._device = device
+        self._build = build
+        self._launch = launch
+        self._prelude = prelude
+        self._is_right: dict[tuple[str, ...], bool] = {}
+        self._functions: dict[str, int] = {}
+
+    def kernel_of(self, text: str) -> int:
+        """Return the function that does what ``text`` tells, 0 where one of its ops would not give torch's own bits."""
+        if text not in self._functions:
+            self._functions[text] = self._new_kernel(Program.read(text))
+        return self._functions[text]
+
+    def _new_kernel(self, program: Program) -> int:
+        for op in program.ops:
+            kind = (op.name, op.type, *(program.type_of(operand) for operand in op.operands))
+            if kind not in self._is_right:
+                self._is_right[kind] = self._gives_the_same(kind)
+            if not self._is_right[kind]:
+                return 0
+        return self._build(program.source(self._prelude))
+
+    def _gives_the_same(self, kind: tuple[str, ...]) -> bool:
+        name, result_type, *types = kind
+        if not _known(name)[0].is_exact and (result_type not in _TYPES_TRIED_WHOLE or types != [result_type]):
+            return False
+        inputs = "".join(f"{of_type} flat;" for of_type in types)
+        operands = " ".join(f"i{number}" for number in range(len(types)))
+        function = self._build(Program.read(f"{inputs}{name} {result_type} kept {operands}").source(self._prelude))
+        arguments = _arguments_to_try([_TYPES[of_type] for of_type in types], self._device)
+        found = torch.empty(arguments[0].shape, dtype=_TYPES[result_type], device=self._device)
+        self._launch(function, [*arguments, found], found.numel() // 8)
+        expected = _by_torch(name, arguments, found.dtype)
+        is_same = (found == expected) & (found.signbit() == expected.signbit()) | (found.isnan() & expected.isnan())
+        return bool(is_same.all())
+
+
+def _by_torch(name: str, arguments: list[Tensor], result_type: torch.dtype) -> Tensor:
+    known, text = _known(name)
+    if known.casts:
+        return arguments[0].to(result_type, copy=True)
+    short_name = name.split(".")[1]
+    op: Any = getattr(getattr(torch.ops.aten, short_name), known.overload or "default")
+    result: Tensor = op(*arguments, **({"approximate": text} if text else {}))
+    return result
+
+
+def _arguments_to_try(types: list[torch.dtype], device: torch.device) -> list[Tensor]:
+    """Return all numbers of a type of 16 bits, and of others, or pairs, as many as are telling."""
+    if len(types) == 1 and types[0].itemsize == 2:
+        return [torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(types[0]).to(device)]
+    some = [_telling_numbers(of_type, 256 if len(types) == 2 else 2**16) for of_type in types]
+    if len(some) == 1:
+        return [some[0].to(device)]
+    first, second = some
+    return [first.repeat_interleave(256).to(device), second.repeat(256).to(device)]
+
+
+def _telling_numbers(of_type: torch.dtype, how_many: int) -> Tensor:
+    """Return zeros, infinities, the least and the largest numbers, ones half way between two of 16 bits, and others."""
+    limits = torch.finfo(of_type)
+    named = [0.0, 1.0, 1.5, limits.tiny, limits.tiny * 2**-3, limits.max, limits.eps, 1 + limits.eps, float("inf")]
+    named += [1 + 2.0**-8, 1 + 2.0**-9, 1 + 3 * 2.0**-9, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.0, 65520.0, float("nan")]
+    signed = torch.tensor([sign * number for sign, number in itertools.product((1, -1), named)], dtype=torch.float64)
+    random = torch.Generator().manual_seed(0)
+    num_bits = 8 * of_type.itemsize
+    integers = torch.int16 if num_bits == 16 else torch.int32
+    half = 2 ** (num_bits - 1)
+    others = torch.randint(-half, half, (how_many - len(signed),), generator=random).to(integers).view(of_type)
+    return torch.cat([signed.to(of_type), others])

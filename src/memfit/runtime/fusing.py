@@ -1,0 +1,48 @@
+"""Whether replayed ops are fused on this machine, and the kernels of each of its devices.
+
+``MEMFIT_FUSE=0`` has all ops replayed one by one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from typing import Any
+
+import torch
+
+from memfit.runtime.cuda_functions import built_function, cuda_libraries, launch_now, launcher_address
+from memfit.runtime.fused_kernels import PRELUDE, FusedKernels
+
+
+def start_fusing(native: Any) -> None:
+    """Let the engine in C++ fuse what it replays on CUDA devices, where that is possible."""
+    if os.environ.get("MEMFIT_FUSE") != "0" and _has_cuda() and cuda_libraries() is not None:
+        native.fuse_on("cuda", launcher_address(), _kernel_of)
+
+
+def _has_cuda() -> bool:
+    return torch.version.cuda is not None and torch.cuda.is_available()
+
+
+def _kernel_of(device_index: int, program: str) -> int | None:
+    """Return the kernel, 0 where there is none: what was not built is replayed op by op. None is to ask again."""
+    if torch.cuda.is_current_stream_capturing():
+        # It is built and tried on the device, which must not become part of the graph.
+        return None
+    try:
+        return _kernels_on(device_index).kernel_of(program)
+    except RuntimeError as error:
+        warnings.warn(
+            f"no kernel could be built that replays several ops at once ({error}); they are replayed one by one, "
+            "which takes longer. MEMFIT_FUSE=0 asks for that",
+            stacklevel=2,
+        )
+        return 0
+
+
+@functools.cache
+def _kernels_on(device_index: int) -> FusedKernels:
+    device = torch.device("cuda", device_index)
+    return FusedKernels(device, lambda source: built_function(source, device), launch_now, PRELUDE)

@@ -1,0 +1,424 @@
+// Runs pointwise ops that are replayed one after the other as one kernel.
+//
+// Each op by itself reads all of its arguments from the device's memory and writes all of its result there; in one
+// kernel only what comes from outside is read, and only what somebody still wants is written. Kernels are written by
+// `fused_kernels.py`, which uses none whose ops do not give torch's own bits. What does not fit here is replayed op by
+// op, as ever: other kinds of ops, sizes that are no multiple of `WIDTH`, layouts that cannot be read by whole vectors.
+
+#pragma once
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "values.h"
+
+namespace memfit {
+
+constexpr int64_t WIDTH = 8;  // elements that a thread of a kernel works on
+constexpr int64_t THREADS = 256;
+constexpr size_t MOST_INPUTS = 16;
+constexpr size_t MOST_DIMENSIONS = 4;
+constexpr uintptr_t ALIGNMENT = 16;
+
+// The signature of `cuLaunchKernel`.
+using LaunchKernel = int (*)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                             unsigned block_y, unsigned block_z, unsigned shared_bytes, void* stream, void** parameters,
+                             void** extra);
+
+// What is fused, and how; set by `fuse_on`, and by no one while anything is replayed. Never freed.
+struct Fusing {
+  at::DeviceType device_type;
+  LaunchKernel launch;
+  py::object kernel_of;  // (device index, program) -> the address of a function, 0 where there is none, None not now
+  std::mutex mutex;
+  std::unordered_map<std::string, void*> kernels;  // by device and program
+  std::atomic<size_t> num_launched{0};
+};
+inline Fusing* fusing = nullptr;
+
+Tensor read(const Source& source);
+
+// How a tensor is gone through in the order in which a result lies in memory: innermost dimension first.
+struct Dimension {
+  int64_t size;
+  int64_t stride;
+};
+using Walkway = c10::SmallVector<Dimension, 6>;
+
+// Nothing where the result does not lie densely in its memory.
+inline std::optional<Walkway> dense_walkway(const Geometry& result) {
+  Walkway dimensions;
+  for (size_t i = 0; i < result.size.size(); ++i) dimensions.push_back({result.size[i], static_cast<int64_t>(i)});
+  std::stable_sort(dimensions.begin(), dimensions.end(), [&](const Dimension& one, const Dimension& other) {
+    return result.stride[one.stride] < result.stride[other.stride];
+  });
+  int64_t expected = 1;
+  for (const auto& [size, place] : dimensions) {
+    if (size != 1 && result.stride[place] != expected) return std::nullopt;
+    expected *= size;
+  }
+  return dimensions;
+}
+
+// ``order`` has the result's sizes, each with its place among the dimensions.
+inline std::optional<Walkway> walkway(const Walkway& order, at::IntArrayRef size, at::IntArrayRef stride) {
+  if (size.size() > order.size()) return std::nullopt;
+  const auto missing = order.size() - size.size();
+  Walkway found;
+  for (const auto& [result_size, place] : order) {
+    if (result_size == 1) continue;
+    const auto own = static_cast<size_t>(place);
+    const bool is_repeated = own < missing || size[own - missing] == 1;
+    if (!is_repeated && size[own - missing] != result_size) return std::nullopt;
+    const auto step = is_repeated ? 0 : stride[own - missing];
+    if (!found.empty() && found.back().stride * found.back().size == step) {
+      found.back().size *= result_size;
+    } else {
+      found.push_back({result_size, step});
+    }
+  }
+  return found;
+}
+
+inline bool is_flat(const Walkway& way) { return way.empty() || (way.size() == 1 && way[0].stride == 1); }
+
+inline const char* name_of(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return "f32";
+    case at::kBFloat16: return "bf16";
+    case at::kHalf: return "f16";
+    default: return nullptr;
+  }
+}
+
+// Whether kernels can read the tensor by vectors: each is all one element, or lies in a row.
+inline bool can_be_read(const Tensor& tensor, const Walkway& way) {
+  if (way.size() > MOST_DIMENSIONS) return false;
+  if (way.empty() || way[0].size % WIDTH != 0 || way[0].stride > 1 || way[0].stride < 0) return false;
+  const bool lies_in_a_row = way[0].stride == 1;
+  if (lies_in_a_row && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % ALIGNMENT != 0) return false;
+  int64_t reach = 0;
+  for (size_t i = 0; i < way.size(); ++i) {
+    if (way[i].stride < 0 || (i > 0 && lies_in_a_row && way[i].stride % WIDTH != 0)) return false;
+    reach += (way[i].size - 1) * way[i].stride;
+  }
+  return reach <= std::numeric_limits<int32_t>::max();
+}
+
+class FusedReplay {
+ public:
+  // Takes as many recipes from the end of ``pending`` as one kernel can run, and runs them. Returns whether it did.
+  static bool run(std::vector<intrusive_ptr<Recipe>>& pending) {
+    if (fusing == nullptr || op_rules.of(pending.back()->op).pointwise.empty()) return false;
+    // Who looks on is shown each op.
+    if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python)) return false;
+    FusedReplay fused;
+    for (auto next = pending.rbegin(); next != pending.rend() && fused.add(*next); ++next) {
+    }
+    if (!fused.is_worth_it()) return false;
+    fused.find_wanted();
+    if (!fused.fits_where_ops_would()) return false;
+    auto* kernel = fused.kernel();
+    if (kernel == nullptr) return false;
+    fused.launch(kernel);
+    // What is not wanted any more goes with its recipes.
+    pending.resize(pending.size() - fused.ops_.size());
+    return true;
+  }
+
+ private:
+  struct Input {
+    const Source* source;
+    Tensor tensor;
+    Walkway way;
+  };
+  struct Operand {
+    bool is_input;
+    size_t number;  // of the input, or of the op
+    bool operator==(const Operand&) const = default;
+  };
+  struct Op {
+    Recipe* recipe;
+    intrusive_ptr<DroppedValue> value;
+    std::string name;
+    c10::SmallVector<Operand, 2> operands;
+    bool is_wanted = false;
+  };
+
+  bool add(const intrusive_ptr<Recipe>& recipe);
+  std::optional<Operand> operand(const Source& source, const Walkway& order, const Geometry& result, bool is_cast);
+  bool is_worth_it() const;
+  void find_wanted();
+  bool fits_where_ops_would() const;
+  std::string program() const;
+  void* kernel() const;
+  void launch(void* kernel);
+  bool goes_with_the_last_op(const Input& input) const;
+  size_t num_uses(const Source& source) const;
+
+  static int64_t num_bytes(const DroppedValue& value) {
+    return c10::multiply_integers(value.geometry.size) * c10::elementSize(value.geometry.dtype);
+  }
+
+  std::vector<Op> ops_;
+  std::vector<Input> inputs_;
+  int64_t num_elements_ = 0;
+  std::optional<at::Device> device_;
+};
+
+// Whether the arguments that are no tensors are as kernels take them for granted. Adds what they must know to ``name``.
+inline bool are_usual(const Recipe& recipe, const std::vector<ArgumentRule>& rules, at::Device device,
+                      std::string& name) {
+  for (size_t i = 0; i < rules.size(); ++i) {
+    const auto& argument = recipe.arguments[i];
+    switch (rules[i]) {
+      case ArgumentRule::TENSOR:
+      case ArgumentRule::ANY: break;
+      case ArgumentRule::ONE:
+        if (!argument.isScalar() || !argument.toScalar().equal(1)) return false;
+        break;
+      case ArgumentRule::OWN_DEVICE:
+        if (!argument.isNone() && argument.toDevice() != device) return false;
+        break;
+      case ArgumentRule::TEXT: name += "." + argument.toStringRef(); break;
+    }
+  }
+  return true;
+}
+
+inline bool FusedReplay::add(const intrusive_ptr<Recipe>& recipe) {
+  const auto& rule = op_rules.of(recipe->op);
+  if (rule.pointwise.empty() || recipe->kind != Recipe::Kind::PURE || recipe->outputs.size() != 1) return false;
+  auto value = recipe->outputs[0].second.lock();
+  if (!value || value->tensor.defined()) return false;
+  const auto& result = value->geometry;
+  const auto order = dense_walkway(result);
+  const auto num_elements = c10::multiply_integers(result.size);
+  if (!order || result.offset != 0 || result.is_conj || result.is_neg || name_of(result.dtype) == nullptr) return false;
+  if (num_elements == 0 || num_elements % WIDTH != 0 || num_elements > std::numeric_limits<int32_t>::max()) return false;
+  if (!ops_.empty() && num_elements != num_elements_) return false;
+  const auto num_tensors = std::count(rule.pointwise.begin(), rule.pointwise.end(), ArgumentRule::TENSOR);
+  // A number that was made a tensor is no source.
+  if (recipe->sources.size() != static_cast<size_t>(num_tensors)) return false;
+
+  const auto num_inputs = inputs_.size();
+  const auto device = device_;
+  Op op{recipe.get(), std::move(value), rule.name, {}};
+  const bool is_cast = rule.casts;
+  const bool fits = std::all_of(recipe->sources.begin(), recipe->sources.end(), [&](const auto& entry) {
+    const auto& [slot, source] = entry;
+    if (slot.item || rule.pointwise[slot.argument] != ArgumentRule::TENSOR) return false;
+    auto found = operand(source, *order, op.value->geometry, is_cast);
+    if (found) op.operands.push_back(*found);
+    return found.has_value();
+  });
+  if (!fits || !are_usual(*recipe, rule.pointwise, *device_, op.name)) {
+    inputs_.resize(num_inputs, Input{nullptr, Tensor(), {}});
+    device_ = device;
+    return false;
+  }
+  num_elements_ = num_elements;
+  ops_.push_back(std::move(op));
+  return true;
+}
+
+inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& source, const Walkway& order,
+                                                                const Geometry& result, bool is_cast) {
+  const auto is_of_usual_type = [&](at::ScalarType type) {
+    return name_of(type) != nullptr && (is_cast || type == result.dtype || result.dtype == at::kFloat);
+  };
+  const auto made = std::find_if(ops_.begin(), ops_.end(), [&](const Op& op) { return op.value == source.value; });
+  if (source.value && made != ops_.end()) {
+    const auto& use = *source.geometry;
+    const auto& whole = made->value->geometry;
+    const auto way = walkway(order, use.size, use.stride);
+    const bool is_as_made = way && is_flat(*way) && use.dtype == whole.dtype && use.offset == whole.offset &&
+                            !use.is_conj && !use.is_neg && is_of_usual_type(use.dtype);
+    if (!is_as_made) return std::nullopt;
+    return Operand{false, static_cast<size_t>(made - ops_.begin())};
+  }
+  // A recipe of before has brought it back, or it was never gone.
+  if (source.value && !source.value->tensor.defined()) return std::nullopt;
+  auto tensor = read(source);
+  // Numbers on the host, and those that torch lets follow the type of the others.
+  if (tensor.device().type() != fusing->device_type || (device_ && tensor.device() != *device_)) return std::nullopt;
+  if (tensor.dim() == 0 || tensor.layout() != at::kStrided || tensor.is_nested() || tensor.is_conj() ||
+      tensor.is_neg() || !is_of_usual_type(tensor.scalar_type()) ||
+      tensor.key_set().has(c10::DispatchKey::Python)) {
+    return std::nullopt;
+  }
+  auto way = walkway(order, tensor.sizes(), tensor.strides());
+  if (!way || !can_be_read(tensor, *way)) return std::nullopt;
+  device_ = tensor.device();
+  for (size_t number = 0; number < inputs_.size(); ++number) {
+    const auto& known = inputs_[number];
+    if (known.tensor.const_data_ptr() == tensor.const_data_ptr() && known.tensor.scalar_type() == tensor.scalar_type() &&
+        std::equal(known.way.begin(), known.way.end(), way->begin(), way->end(), [](auto& one, auto& other) {
+          return one.size == other.size && one.stride == other.stride;
+        })) {
+      return Operand{true, number};
+    }
+  }
+  if (inputs_.size() == MOST_INPUTS) return std::nullopt;
+  inputs_.push_back({&source, std::move(tensor), std::move(*way)});
+  return Operand{true, inputs_.size() - 1};
+}
+
+// torch's own kernels are as good for one op, unless its arguments lie in unlike ways.
+inline bool FusedReplay::is_worth_it() const {
+  if (ops_.size() > 1) return true;
+  return ops_.size() == 1 &&
+         std::any_of(inputs_.begin(), inputs_.end(), [](const Input& input) { return !is_flat(input.way); });
+}
+
+inline void FusedReplay::find_wanted() {
+  for (auto& op : ops_) {
+    size_t num_here = 1;  // the reference in `ops_`
+    for (const auto& user : ops_) {
+      for (const auto& [slot, source] : user.recipe->sources) num_here += source.value == op.value ? 1 : 0;
+    }
+    op.is_wanted = op.value.use_count() > num_here;
+  }
+}
+
+inline size_t FusedReplay::num_uses(const Source& source) const {
+  size_t num_uses = 0;
+  for (const auto& op : ops_) {
+    for (const auto& [slot, other] : op.recipe->sources) {
+      num_uses += source.value ? other.value == source.value : other.held == source.held;
+    }
+  }
+  return num_uses;
+}
+
+// Whether nobody but these recipes has what the input lies in.
+inline bool FusedReplay::goes_with_the_last_op(const Input& input) const {
+  const auto& source = *input.source;
+  const auto num_here = num_uses(source);
+  if (source.value) return source.value.use_count() <= num_here;
+  return source.held.use_count() <= num_here && input.tensor.storage().use_count() == 1;
+}
+
+// All that is wanted is made at once, beside all that it is made from, some of which would go before the last op runs.
+// A plan counts with the ops one by one: no more must be there than then.
+inline bool FusedReplay::fits_where_ops_would() const {
+  std::vector<int64_t> freed_after(ops_.size(), 0);
+  const auto free_after_last_use = [&](const Operand& operand, int64_t num_bytes) {
+    for (size_t user = ops_.size(); user-- > 0;) {
+      const auto& operands = ops_[user].operands;
+      if (std::find(operands.begin(), operands.end(), operand) == operands.end()) continue;
+      freed_after[user] += num_bytes;
+      return;
+    }
+  };
+  int64_t made_at_once = 0;
+  for (size_t number = 0; number < ops_.size(); ++number) {
+    const auto& op = ops_[number];
+    if (op.is_wanted) {
+      made_at_once += num_bytes(*op.value);
+    } else {
+      free_after_last_use({false, number}, num_bytes(*op.value));
+    }
+  }
+  for (size_t number = 0; number < inputs_.size(); ++number) {
+    const auto& input = inputs_[number];
+    if (goes_with_the_last_op(input)) {
+      free_after_last_use({true, number}, static_cast<int64_t>(input.tensor.storage().nbytes()));
+    }
+  }
+  int64_t live = 0;
+  int64_t most = 0;
+  for (size_t number = 0; number < ops_.size(); ++number) {
+    live += num_bytes(*ops_[number].value);
+    most = std::max(most, live);
+    live -= freed_after[number];
+  }
+  return made_at_once <= most;
+}
+
+// All that a kernel depends on, in words: its inputs, and then its ops in order.
+inline std::string FusedReplay::program() const {
+  std::string text;
+  for (const auto& input : inputs_) {
+    text += name_of(input.tensor.scalar_type());
+    text += is_flat(input.way) ? " flat" : input.way[0].stride == 1 ? " row " : " one ";
+    if (!is_flat(input.way)) text += std::to_string(input.way.size());
+    text += ";";
+  }
+  for (const auto& op : ops_) {
+    text += op.name + " " + name_of(op.value->geometry.dtype) + (op.is_wanted ? " kept" : " passed");
+    for (const auto& operand : op.operands) text += (operand.is_input ? " i" : " v") + std::to_string(operand.number);
+    text += ";";
+  }
+  return text;
+}
+
+inline void* FusedReplay::kernel() const {
+  const auto text = program();
+  const auto key = std::to_string(device_->index()) + " " + text;
+  {
+    std::lock_guard lock(fusing->mutex);
+    const auto known = fusing->kernels.find(key);
+    if (known != fusing->kernels.end()) return known->second;
+  }
+  void* function = nullptr;
+  {
+    py::gil_scoped_acquire gil;
+    const auto told = fusing->kernel_of(static_cast<int>(device_->index()), text);
+    if (told.is_none()) return nullptr;
+    function = reinterpret_cast<void*>(told.cast<uintptr_t>());
+  }
+  std::lock_guard lock(fusing->mutex);
+  return fusing->kernels.emplace(key, function).first->second;
+}
+
+inline void* launching_stream(at::Device device) {
+  if (device.is_cpu()) return nullptr;
+  const c10::impl::VirtualGuardImpl of_type(device.type());
+  return of_type.getStreamNativeHandle(of_type.getStream(device));
+}
+
+inline void FusedReplay::launch(void* kernel) {
+  std::vector<Tensor> made;
+  c10::SmallVector<uint64_t, 32> values;
+  for (const auto& input : inputs_) values.push_back(reinterpret_cast<uintptr_t>(input.tensor.const_data_ptr()));
+  for (const auto& op : ops_) {
+    if (!op.is_wanted) continue;
+    made.push_back(empty_with(op.value->geometry, *device_));
+    values.push_back(reinterpret_cast<uintptr_t>(made.back().data_ptr()));
+  }
+  const auto num_threads = num_elements_ / WIDTH;
+  // Integers of 32 bits from here on; the first four bytes are theirs on all machines that have such devices.
+  values.push_back(static_cast<uint32_t>(num_threads));
+  for (const auto& input : inputs_) {
+    if (is_flat(input.way)) continue;
+    for (size_t i = 0; i + 1 < input.way.size(); ++i) {
+      values.push_back(static_cast<uint32_t>(input.way[i].size));
+      values.push_back(static_cast<uint32_t>(input.way[i + 1].stride));
+    }
+  }
+  c10::SmallVector<void*, 32> parameters;
+  for (auto& value : values) parameters.push_back(&value);
+  const c10::DeviceGuard on_its_device(*device_);
+  const auto num_blocks = static_cast<unsigned>((num_threads + THREADS - 1) / THREADS);
+  const auto error = fusing->launch(kernel, num_blocks, 1, 1, THREADS, 1, 1, 0, launching_stream(*device_), parameters.data(), nullptr);
+  TORCH_CHECK(error == 0, "memfit: a kernel that replays ", ops_.size(), " ops could not be launched (CUDA error ",
+              error, "). MEMFIT_FUSE=0 replays op by op");
+  ++fusing->num_launched;
+  size_t position = 0;
+  for (const auto& op : ops_) {
+    if (op.is_wanted) op.value->fill(std::move(made[position++]));
+  }
+}
+
+}  // namespace memfit

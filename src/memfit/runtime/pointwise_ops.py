@@ -1,0 +1,92 @@
+"""The ops that may be replayed together in one kernel: each element of their result is a function of one of each input.
+
+What a kernel computes must be what torch's own kernels compute, bit for bit. Those of `EXACT` round once, as IEEE 754
+has it, so there is one right answer, in all types. The others go through functions of the CUDA math library, which only
+those results are trusted of that can all be tried: of types with 65,536 numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from memfit.runtime.torch_internals import OpOverload
+
+
+class ArgumentRule(IntEnum):
+    """What a kernel takes for granted of an argument. `native/op_rules.h` has the same, in the same order."""
+
+    TENSOR = 0
+    ANY = 1  # what it tells is seen in the result
+    ONE = 2
+    OWN_DEVICE = 3  # none, or the device where the tensors are
+    TEXT = 4  # becomes part of the name by which the kernel knows the op
+
+
+@dataclass(frozen=True, slots=True)
+class PointwiseOp:
+    """An op, by its overload, and what it makes of one element, in CUDA, where ``a`` and ``b`` are floats.
+
+    ``expressions`` goes by the text among the arguments, "" where there is none. ``casts`` says that the result may be
+    of another type than the argument.
+    """
+
+    overload: str
+    arguments: tuple[ArgumentRule, ...]
+    expressions: dict[str, str]
+    is_exact: bool
+    casts: bool = False
+
+    @property
+    def num_tensors(self) -> int:
+        """How many of its arguments are tensors."""
+        return self.arguments.count(ArgumentRule.TENSOR)
+
+
+_T, _ANY, _ONE, _DEVICE, _TEXT = ArgumentRule
+
+
+def _copy(*others: ArgumentRule) -> PointwiseOp:
+    return PointwiseOp("", (_T, *others), {"": "a"}, is_exact=True, casts=True)
+
+
+def _of_two(expression: str, *others: ArgumentRule) -> PointwiseOp:
+    return PointwiseOp("Tensor", (_T, _T, *others), {"": expression}, is_exact=True)
+
+
+def _of_one(expression: str, *, is_exact: bool = False) -> PointwiseOp:
+    return PointwiseOp("", (_T,), {"": expression}, is_exact)
+
+
+# By the names of rules and plans.
+POINTWISE_OPS = {
+    "aten._to_copy": _copy(_ANY, _ANY, _DEVICE, _ANY, _ANY, _ANY),
+    "aten.clone": _copy(_ANY),
+    "aten.add": _of_two("__fadd_rn(a, b)", _ONE),
+    "aten.sub": _of_two("__fsub_rn(a, b)", _ONE),
+    "aten.mul": _of_two("__fmul_rn(a, b)"),
+    "aten.div": _of_two("__fdiv_rn(a, b)"),
+    "aten.neg": _of_one("-a", is_exact=True),
+    "aten.relu": _of_one("a > 0.0f || a != a ? a : 0.0f"),
+    "aten.sigmoid": _of_one("1.0f / (1.0f + expf(-a))"),
+    "aten.silu": _of_one("a / (1.0f + expf(-a))"),
+    "aten.tanh": _of_one("tanhf(a)"),
+    "aten.gelu": PointwiseOp(
+        "",
+        (_T, _TEXT),
+        {
+            "none": "a * 0.5f * (1.0f + erff(a * 0.70710678118654752440f))",
+            "tanh": "0.5f * a * (1.0f + tanhf(0.79788456080286535588f * (a + 0.044715f * (a * a * a))))",
+        },
+        is_exact=False,
+    ),
+}
+
+
+def pointwise_op(op: object, name: str) -> PointwiseOp | None:
+    """Return what is known of ``op``, whose name is ``name``; None where it cannot be part of a kernel."""
+    if not isinstance(op, OpOverload):
+        return None
+    known = POINTWISE_OPS.get(name)
+    overload = op._schema.overload_name
+    return known if known is not None and overload == known.overload else None

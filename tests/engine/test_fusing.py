@@ -1,0 +1,256 @@
+"""Pointwise ops that are replayed one after the other run as one kernel, with the bits that they have one by one.
+
+The kernels run on the host here, see `host_kernels.py`; tests/engine/test_fusing_on_gpu.py has those of the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.engine.host_kernels import HostKernels
+from tests.engine.plans import VALUE_PLANS, PlanFor, applied
+from tests.engine.step_comparison import assert_same, trace_steps
+from tests.engine.zoo import ZOO, Example
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import memfit
+from memfit.runtime.native_build import native_module
+from memfit.runtime.native_tape import NativeTape, new_tape
+from memfit.runtime.pointwise_ops import POINTWISE_OPS
+from memfit.runtime.regions import Region
+
+Forward = Callable[..., Tensor]
+
+
+@pytest.fixture(scope="session")
+def built_kernels(tmp_path_factory: pytest.TempPathFactory) -> HostKernels:
+    return HostKernels(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def kernels(built_kernels: HostKernels) -> Iterator[HostKernels]:
+    native = native_module()
+    built_kernels.start(native)
+    yield built_kernels
+    native.fuse_nothing()
+
+
+def num_launched() -> int:
+    num: int = native_module().num_fused_kernels_launched()
+    return num
+
+
+def gradients(forward: Forward, *inputs: Tensor, dropped: tuple[str, ...] = tuple(POINTWISE_OPS)) -> list[Tensor]:
+    """Return the gradients of ``inputs`` where what the ops named ``dropped`` make is dropped."""
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    tape = new_tape()
+    assert isinstance(tape, NativeTape)
+    try:
+        result = tape.run(Region("", nn.Identity(), dict.fromkeys(dropped, True)), forward, tuple(leaves), {})
+    finally:
+        tape.close()
+    result.float().square().sum().backward()
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def plain_gradients(forward: Forward, *inputs: Tensor) -> list[Tensor]:
+    leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+    forward(*leaves).float().square().sum().backward()
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def assert_same_bits(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    """A transformer's root-mean-square norm, as it is written in most models."""
+    wide = x.to(torch.float32)
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * (wide * scale).to(x.dtype)
+
+
+def test_a_norm_is_one_kernel(kernels: HostKernels) -> None:
+    x, weight = numbers(4, 6, 16), numbers(16, seed=1)
+
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        normed = norm(x.exp(), weight)
+        return normed @ normed.transpose(1, 2)
+
+    assert_same_bits(gradients(forward, x, weight), plain_gradients(forward, x, weight))
+    assert kernels.programs == [
+        "bf16 flat;f32 one 2;bf16 row 2;"
+        "aten._to_copy f32 kept i0;aten.mul f32 passed v0 i1;aten._to_copy bf16 kept v1;aten.mul bf16 kept i2 v2;"
+    ]
+
+
+def test_halves_of_one_tensor_are_read_in_rows(kernels: HostKernels) -> None:
+    def forward(x: Tensor) -> Tensor:
+        gate, up = x.exp().chunk(2, dim=-1)
+        return ((gate + up) * up) @ up.T
+
+    x = numbers(8, 32)
+    assert_same_bits(gradients(forward, x), plain_gradients(forward, x))
+    assert kernels.programs == ["bf16 row 2;bf16 row 2;aten.add bf16 kept i0 i1;aten.mul bf16 kept v0 i1;"]
+
+
+def test_each_program_is_built_once(kernels: HostKernels) -> None:
+    def forward(x: Tensor) -> Tensor:
+        return ((x.exp() * x) * x).sin()
+
+    for rows in (2, 4, 8):
+        gradients(forward, numbers(rows, 8))
+    assert len(kernels.programs) == 1
+    assert num_launched() == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "shape"),
+    [
+        ("a number", lambda x: ((x * 2.0) * 3.0).sin(), (16,)),
+        ("a scalar tensor", lambda x: (x * torch.tensor(2.0)).sin(), (16,)),
+        ("twice the other", lambda x: torch.add(x, x.exp(), alpha=2).sin(), (16,)),
+        ("sizes that are no multiple of a vector", lambda x: ((x * x) + x).sin(), (3, 5)),
+        ("rows that are no multiple of a vector", lambda x: ((x[:, :3] * x[:, 1:4]) + x[:, 2:5]).sin(), (8, 6)),
+        ("columns", lambda x: ((x.T * x.exp()) + x.T).sin(), (16, 16)),
+        ("rows that begin between vectors", lambda x: ((x[:, 1:9] * x[:, 2:10]) + x[:, 3:11]).sin(), (8, 16)),
+        ("other types", lambda x: ((x.double() * x) + x).sin(), (16,)),
+        ("one op", lambda x: (x * x).sin(), (16,)),
+    ],
+)
+def test_what_does_not_fit_is_replayed_op_by_op(
+    kernels: HostKernels, name: str, forward: Forward, shape: tuple[int, ...]
+) -> None:
+    x = numbers(*shape)
+    assert_same_bits(gradients(forward, x), plain_gradients(forward, x))
+    assert kernels.programs == [], name
+
+
+def test_ops_that_do_not_give_the_same_bits_are_not_fused(kernels: HostKernels) -> None:
+    def forward(x: Tensor) -> Tensor:
+        return ((x.exp() * x).to(torch.float32).sigmoid() * x).sin()
+
+    x = numbers(16)
+    assert_same_bits(gradients(forward, x), plain_gradients(forward, x))
+    assert kernels.programs
+    assert num_launched() == 0
+
+
+class Ops(TorchDispatchMode):
+    """Notes the names of the ops that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_who_looks_on_sees_each_op(kernels: HostKernels) -> None:
+    x = numbers(16).requires_grad_()
+    tape = new_tape()
+    result = tape.run(Region("", nn.Identity(), {"aten.mul": True}), lambda x: ((x * x) * x).sin(), (x,), {})
+    tape.close()
+    with Ops() as ops:
+        result.sum().backward()
+    assert kernels.programs == []
+    # Two that are replayed, and those of the gradients.
+    assert ops.names.count("aten.mul.Tensor") == 2 + 5
+
+
+def test_no_more_is_there_than_op_by_op(kernels: HostKernels) -> None:
+    """What two ops are made from would go one after the other; all at once both would be there."""
+
+    def forward(x: Tensor) -> Tensor:
+        wide, other_wide = x.exp().to(torch.float32), (x + x).exp().to(torch.float32)
+        return (wide.to(torch.bfloat16) * other_wide.to(torch.bfloat16)).sin()
+
+    x = numbers(16)
+    dropped = ("aten.exp", "aten.add", "aten._to_copy", "aten.mul")
+    assert_same_bits(gradients(forward, x, dropped=dropped), plain_gradients(forward, x))
+    assert all("i3" not in program for program in kernels.programs)
+
+
+def test_a_written_input_is_an_error_as_ever(kernels: HostKernels) -> None:
+    x, other = numbers(16).requires_grad_(), numbers(16)
+    tape = new_tape()
+    region = Region("", nn.Identity(), {"aten.mul": True})
+    result = tape.run(region, lambda x: ((x * other) * other).sin(), (x,), {})
+    tape.close()
+    other.add_(1)
+    with pytest.raises(memfit.errors.StaleValueError, match="was changed between"):
+        result.sum().backward()
+
+
+@pytest.mark.parametrize("plan_for", VALUE_PLANS)
+@pytest.mark.parametrize("example", ZOO, ids=str)
+def test_models_have_the_same_bits(kernels: HostKernels, example: Example, plan_for: PlanFor) -> None:
+    plain = trace_steps(example.build(), training=True, context=example.context)
+    model, batch, loss = example.build()
+    with applied(model, plan_for(example)):
+        fused = trace_steps((model, batch, loss), training=True, context=example.context)
+    assert_same(plain, fused)
+
+
+SHAPES = ((4, 16), (2, 4, 16), (2, 2, 8, 8))
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> list[tuple[Any, ...]]:
+    """Draw ops by what they take of the results before them."""
+    num_ops = draw(st.integers(2, 7))
+    kinds = st.sampled_from(["add", "sub", "mul", "div", "neg", "bf16", "f16", "f32", "view", "half", "row", "column"])
+    return [(draw(kinds), draw(st.integers(0, 99)), draw(st.integers(0, 99))) for _ in range(num_ops)]
+
+
+def run_chain(chain: list[tuple[Any, ...]], x: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    made = [x.exp(), x]
+    for kind, first, second in chain:
+        a, b = made[first % len(made)], made[second % len(made)]
+        if kind in ("bf16", "f16", "f32"):
+            made.append(a.to({"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[kind]))
+        elif kind == "neg":
+            made.append(-a)
+        elif kind == "view":
+            made.append(a.transpose(0, 1).contiguous().transpose(0, 1) if second % 2 else a.reshape(-1).view(a.shape))
+        elif kind == "half":
+            made.append(torch.cat([a.chunk(2, -1)[0] * b.chunk(2, -1)[1]] * 2, -1))
+        elif kind == "row":
+            made.append(a * row)
+        elif kind == "column":
+            made.append(a * column)
+        else:
+            made.append(getattr(torch, kind)(a, b))
+    total = made[-1]
+    for one in made[:-1]:
+        total = total + one.sin()
+    return total
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(chain=chains(), which=st.integers(0, len(SHAPES) - 1), how_many=st.integers(1, len(POINTWISE_OPS)))
+def test_any_chain_has_the_same_bits(
+    kernels: HostKernels, chain: list[tuple[Any, ...]], which: int, how_many: int
+) -> None:
+    shape = SHAPES[which]
+    x, row, column = numbers(*shape), numbers(shape[-1], seed=1), numbers(*shape[:-1], 1, seed=2)
+
+    def forward(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        return run_chain(chain, x, row, column)
+
+    dropped = tuple(POINTWISE_OPS)[:how_many]
+    assert_same_bits(gradients(forward, x, row, column, dropped=dropped), plain_gradients(forward, x, row, column))
