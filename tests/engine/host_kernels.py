@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.runtime.fused_kernels import KERNEL_NAME, FusedKernels
+from memfit.runtime.fused_kernels import KERNEL_NAME, VECTORS_OF_BLOCK, FusedKernels
 
 HOST_PRELUDE = """
 #include <cmath>
@@ -32,7 +32,7 @@ static float __fadd_rn(float a, float b) { return a + b; }
 static float __fsub_rn(float a, float b) { return a - b; }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fdiv_rn(float a, float b) { return a / b; }
-struct __align__(16) Eight16 { unsigned short at[8]; };
+struct __align__(8) Four16 { unsigned short at[4]; };
 struct __align__(16) Four32 { float at[4]; };
 static float from_bf16(unsigned short bits) {
   uint32_t wide = (uint32_t)bits << 16; float x; memcpy(&x, &wide, 4); return x;
@@ -43,6 +43,8 @@ static unsigned short to_bf16(float x) {
 }
 static float from_f16(unsigned short bits) { _Float16 x; memcpy(&x, &bits, 2); return x; }
 static unsigned short to_f16(float x) { _Float16 y = x; unsigned short bits; memcpy(&bits, &y, 2); return bits; }
+static float from_f32(float x) { return x; }
+static float to_f32(float x) { return x; }
 """
 
 LAUNCHER = """
@@ -107,8 +109,8 @@ class HostKernels:
             self._addresses[source] = address
         return self._addresses[source]
 
-    def _launch_now(self, function: int, tensors: list[Tensor], num_threads: int) -> None:
-        values = [*(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors), ctypes.c_uint(num_threads)]
+    def _launch_now(self, function: int, tensors: list[Tensor], num_vectors: int) -> None:
+        values = [*(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors), ctypes.c_uint(num_vectors)]
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint)(function)
-        run(ctypes.addressof(addresses), -(-num_threads // 256))
+        run(ctypes.addressof(addresses), -(-num_vectors // VECTORS_OF_BLOCK))

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memfit.runtime.fused_kernels import KERNEL_NAME
+from memfit.runtime.fused_kernels import KERNEL_NAME, THREADS_OF_BLOCK, VECTORS_OF_BLOCK
 
 
 @functools.cache
@@ -54,17 +54,17 @@ def built_function(source: str, device: torch.device) -> int:
     return function.value
 
 
-def launch_now(function: int, tensors: list[Tensor], num_threads: int) -> None:
+def launch_now(function: int, tensors: list[Tensor], num_vectors: int) -> None:
     """Run the kernel on ``tensors`` and wait for it."""
     libraries = cuda_libraries()
     assert libraries is not None
-    values = [*(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors), ctypes.c_uint(num_threads)]
+    values = [*(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors), ctypes.c_uint(num_vectors)]
     addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    num_blocks = -(-num_threads // 256)
+    num_blocks = -(-num_vectors // VECTORS_OF_BLOCK)
     with torch.cuda.device(tensors[0].device):
         stream = torch.cuda.current_stream()
         launched = libraries.cuLaunchKernel(
-            *(ctypes.c_void_p(function), num_blocks, 1, 1, 256, 1, 1, 0),
+            *(ctypes.c_void_p(function), num_blocks, 1, 1, THREADS_OF_BLOCK, 1, 1, 0),
             *(ctypes.c_void_p(stream.cuda_stream), addresses, None),
         )
         _check(launched, "cuLaunchKernel")

@@ -5,7 +5,7 @@ order, each with the type of its result, whether that is kept or only passed on,
 
     bf16 flat;f32 one 2;aten._to_copy f32 kept i0;aten.mul f32 passed v0 i1;aten._to_copy bf16 kept v1;
 
-``flat`` lies as the results do; of a ``row`` each thread's elements lie in a row; of a ``one`` they are all the same.
+``flat`` lies as the results do; of a ``row`` the elements of a vector lie in a row; of a ``one`` they are all the same.
 The number after these is that of the dimensions that it takes to find them.
 """
 
@@ -22,14 +22,17 @@ from torch import Tensor
 from memfit.runtime.pointwise_ops import POINTWISE_OPS, PointwiseOp
 
 KERNEL_NAME = "memfit_replay"
+VECTOR = 4
+VECTORS_OF_BLOCK = 512
+THREADS_OF_BLOCK = 256
 _TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _TYPES_TRIED_WHOLE = ("bf16", "f16")
 
 Launcher = Callable[[int, list[Tensor], int], None]
-"""Runs (function, tensors that it reads and writes, number of threads) now."""
+"""Runs (function, tensors that it reads and writes, number of vectors) now."""
 
 PRELUDE = """
-struct __align__(16) Eight16 { unsigned short at[8]; };
+struct __align__(8) Four16 { unsigned short at[4]; };
 struct __align__(16) Four32 { float at[4]; };
 __device__ __forceinline__ float from_bf16(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); }
 __device__ __forceinline__ unsigned short to_bf16(float x) {
@@ -41,43 +44,32 @@ __device__ __forceinline__ float from_f16(unsigned short bits) {
 __device__ __forceinline__ unsigned short to_f16(float x) {
   unsigned short bits; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); return bits;
 }
+__device__ __forceinline__ float from_f32(float x) { return x; }
+__device__ __forceinline__ float to_f32(float x) { return x; }
 """
 
-_HELPERS = """
-__device__ __forceinline__ void load_f32(const void* from, unsigned offset, float* to) {
-  const Four32* parts = (const Four32*)((const float*)from + offset);
-  Four32 low = parts[0], high = parts[1];
-  for (int i = 0; i < 4; ++i) { to[i] = low.at[i]; to[i + 4] = high.at[i]; }
-}
-__device__ __forceinline__ void store_f32(void* to, unsigned offset, const float* from) {
-  Four32 low, high;
-  for (int i = 0; i < 4; ++i) { low.at[i] = from[i]; high.at[i] = from[i + 4]; }
-  Four32* parts = (Four32*)((float*)to + offset);
-  parts[0] = low; parts[1] = high;
-}
-__device__ __forceinline__ void load_one_f32(const void* from, unsigned offset, float* to) {
-  float x = ((const float*)from)[offset];
-  for (int i = 0; i < 8; ++i) to[i] = x;
-}
-__device__ __forceinline__ float round_f32(float x) { return x; }
-"""
-
-_HELPERS_OF_16_BITS = """
+_ACCESSES = """
 __device__ __forceinline__ void load_TYPE(const void* from, unsigned offset, float* to) {
-  Eight16 all = *(const Eight16*)((const unsigned short*)from + offset);
-  for (int i = 0; i < 8; ++i) to[i] = from_TYPE(all.at[i]);
-}
-__device__ __forceinline__ void store_TYPE(void* to, unsigned offset, const float* from) {
-  Eight16 all;
-  for (int i = 0; i < 8; ++i) all.at[i] = to_TYPE(from[i]);
-  *(Eight16*)((unsigned short*)to + offset) = all;
+  FOUR all = *(const FOUR*)((const ELEMENT*)from + offset);
+  for (int i = 0; i < 4; ++i) to[i] = from_TYPE(all.at[i]);
 }
 __device__ __forceinline__ void load_one_TYPE(const void* from, unsigned offset, float* to) {
-  float x = from_TYPE(((const unsigned short*)from)[offset]);
-  for (int i = 0; i < 8; ++i) to[i] = x;
+  float x = from_TYPE(((const ELEMENT*)from)[offset]);
+  for (int i = 0; i < 4; ++i) to[i] = x;
+}
+__device__ __forceinline__ void store_TYPE(void* to, unsigned offset, const float* from) {
+  FOUR all;
+  for (int i = 0; i < 4; ++i) all.at[i] = to_TYPE(from[i]);
+  *(FOUR*)((ELEMENT*)to + offset) = all;
 }
 __device__ __forceinline__ float round_TYPE(float x) { return from_TYPE(to_TYPE(x)); }
 """
+
+
+def _accesses(type_name: str) -> str:
+    """Return the functions by which vectors of a type are read and written."""
+    four, element = ("Four32", "float") if type_name == "f32" else ("Four16", "unsigned short")
+    return _ACCESSES.replace("TYPE", type_name).replace("FOUR", four).replace("ELEMENT", element)
 
 
 class _Input(NamedTuple):
@@ -119,11 +111,14 @@ class Program:
         return self.inputs[number].type if operand[0] == "i" else self.ops[number].type
 
     def source(self, prelude: str = PRELUDE) -> str:
-        """Return the kernel in CUDA."""
-        of_types = "".join(_HELPERS_OF_16_BITS.replace("TYPE", name) for name in _TYPES_TRIED_WHOLE)
+        """Return the kernel in CUDA.
+
+        Each thread works on two vectors of four elements, which lie as far apart as a block has threads: neighbours
+        read and write neighbouring vectors, and both are on their way at once.
+        """
         parameters = [f"const void* __restrict__ i{number}" for number in range(len(self.inputs))]
         parameters += [f"void* __restrict__ o{number}" for number, op in enumerate(self.ops) if op.is_kept]
-        parameters.append("unsigned num_threads")
+        parameters.append("unsigned num_vectors")
         loads: list[str] = []
         for number, one in enumerate(self.inputs):
             offset = "first"
@@ -132,19 +127,23 @@ class Program:
                 loads += self._offset(number)
                 offset = f"offset{number}"
             kind = "load_one" if one.way == "one" else "load"
-            loads.append(f"float i{number}s[8]; {kind}_{one.type}(i{number}, {offset}, i{number}s);")
+            loads.append(f"{kind}_{one.type}(i{number}, {offset}, i{number}s[part]);")
+        stores = [
+            f"store_{op.type}(o{number}, first, v{number}s[part]);" for number, op in enumerate(self.ops) if op.is_kept
+        ]
         lines = [
-            f"{prelude}{_HELPERS}{of_types}",
+            prelude,
+            *(_accesses(type_name) for type_name in _TYPES),
             f'extern "C" __global__ void __launch_bounds__(256) {KERNEL_NAME}({", ".join(parameters)}) {{',
-            "unsigned thread = blockIdx.x * 256u + threadIdx.x;",
-            "if (thread >= num_threads) return;",
-            "unsigned first = thread * 8u;",
-            *loads,
-            *(f"float v{number}s[8];" for number in range(len(self.ops))),
-            "for (int i = 0; i < 8; ++i) {",
+            "unsigned vector = blockIdx.x * 512u + threadIdx.x;",
+            *(f"float i{number}s[2][4];" for number in range(len(self.inputs))),
+            *(f"float v{number}s[2][4];" for number in range(len(self.ops))),
+            *_for_both_parts(loads),
+            "_Pragma(\"unroll\") for (int part = 0; part < 2; ++part)",
+            "_Pragma(\"unroll\") for (int i = 0; i < 4; ++i) {",
             *(self._computation(number) for number in range(len(self.ops))),
             "}",
-            *(f"store_{op.type}(o{number}, first, v{number}s);" for number, op in enumerate(self.ops) if op.is_kept),
+            *_for_both_parts(stores),
             "}",
         ]
         return "\n".join(lines)
@@ -172,8 +171,18 @@ class Program:
     def _computation(self, number: int) -> str:
         op = self.ops[number]
         known, text = _known(op.name)
-        named = ", ".join(f"{name} = {operand}s[i]" for name, operand in zip("ab", op.operands, strict=False))
-        return f"{{ float {named}; v{number}s[i] = round_{op.type}({known.expressions[text]}); }}"
+        named = ", ".join(f"{name} = {operand}s[part][i]" for name, operand in zip("ab", op.operands, strict=False))
+        return f"{{ float {named}; v{number}s[part][i] = round_{op.type}({known.expressions[text]}); }}"
+
+
+def _for_both_parts(lines: list[str]) -> list[str]:
+    return [
+        "_Pragma(\"unroll\") for (int part = 0; part < 2; ++part) {",
+        "unsigned first = (vector + part * 256u) * 4u;",
+        "if (vector + part * 256u < num_vectors) {",
+        *lines,
+        "} }",
+    ]
 
 
 def _known(name: str) -> tuple[PointwiseOp, str]:
@@ -219,7 +228,7 @@ class FusedKernels:
         function = self._build(Program.read(f"{inputs}{name} {result_type} kept {operands}").source(self._prelude))
         arguments = _arguments_to_try([_TYPES[of_type] for of_type in types], self._device)
         found = torch.empty(arguments[0].shape, dtype=_TYPES[result_type], device=self._device)
-        self._launch(function, [*arguments, found], found.numel() // 8)
+        self._launch(function, [*arguments, found], found.numel() // VECTOR)
         expected = _by_torch(name, arguments, found.dtype)
         is_same = (found == expected) & (found.signbit() == expected.signbit()) | (found.isnan() & expected.isnan())
         return bool(is_same.all())

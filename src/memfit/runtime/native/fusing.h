@@ -24,11 +24,10 @@
 
 namespace memfit {
 
-constexpr int64_t WIDTH = 8;  // elements that a thread of a kernel works on
+constexpr int64_t WIDTH = 4;  // elements of a vector, of which each thread of a kernel works on two
 constexpr int64_t THREADS = 256;
 constexpr size_t MOST_INPUTS = 16;
 constexpr size_t MOST_DIMENSIONS = 4;
-constexpr uintptr_t ALIGNMENT = 16;
 
 // The signature of `cuLaunchKernel`.
 using LaunchKernel = int (*)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
@@ -94,10 +93,14 @@ inline bool is_flat(const Walkway& way) { return way.empty() || (way.size() == 1
 
 inline const char* name_of(at::ScalarType type) {
   switch (type) {
-    case at::kFloat: return "f32";
-    case at::kBFloat16: return "bf16";
-    case at::kHalf: return "f16";
-    default: return nullptr;
+    case at::kFloat:
+      return "f32";
+    case at::kBFloat16:
+      return "bf16";
+    case at::kHalf:
+      return "f16";
+    default:
+      return nullptr;
   }
 }
 
@@ -106,7 +109,8 @@ inline bool can_be_read(const Tensor& tensor, const Walkway& way) {
   if (way.size() > MOST_DIMENSIONS) return false;
   if (way.empty() || way[0].size % WIDTH != 0 || way[0].stride > 1 || way[0].stride < 0) return false;
   const bool lies_in_a_row = way[0].stride == 1;
-  if (lies_in_a_row && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % ALIGNMENT != 0) return false;
+  const auto vector_bytes = WIDTH * tensor.element_size();
+  if (lies_in_a_row && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % vector_bytes != 0) return false;
   int64_t reach = 0;
   for (size_t i = 0; i < way.size(); ++i) {
     if (way[i].stride < 0 || (i > 0 && lies_in_a_row && way[i].stride % WIDTH != 0)) return false;
@@ -183,14 +187,17 @@ inline bool are_usual(const Recipe& recipe, const std::vector<ArgumentRule>& rul
     const auto& argument = recipe.arguments[i];
     switch (rules[i]) {
       case ArgumentRule::TENSOR:
-      case ArgumentRule::ANY: break;
+      case ArgumentRule::ANY:
+        break;
       case ArgumentRule::ONE:
         if (!argument.isScalar() || !argument.toScalar().equal(1)) return false;
         break;
       case ArgumentRule::OWN_DEVICE:
         if (!argument.isNone() && argument.toDevice() != device) return false;
         break;
-      case ArgumentRule::TEXT: name += "." + argument.toStringRef(); break;
+      case ArgumentRule::TEXT:
+        name += "." + argument.toStringRef();
+        break;
     }
   }
   return true;
@@ -205,7 +212,8 @@ inline bool FusedReplay::add(const intrusive_ptr<Recipe>& recipe) {
   const auto order = dense_walkway(result);
   const auto num_elements = c10::multiply_integers(result.size);
   if (!order || result.offset != 0 || result.is_conj || result.is_neg || name_of(result.dtype) == nullptr) return false;
-  if (num_elements == 0 || num_elements % WIDTH != 0 || num_elements > std::numeric_limits<int32_t>::max()) return false;
+  if (num_elements == 0 || num_elements % WIDTH != 0 || num_elements > std::numeric_limits<int32_t>::max())
+    return false;
   if (!ops_.empty() && num_elements != num_elements_) return false;
   const auto num_tensors = std::count(rule.pointwise.begin(), rule.pointwise.end(), ArgumentRule::TENSOR);
   // A number that was made a tensor is no source.
@@ -253,8 +261,7 @@ inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& so
   // Numbers on the host, and those that torch lets follow the type of the others.
   if (tensor.device().type() != fusing->device_type || (device_ && tensor.device() != *device_)) return std::nullopt;
   if (tensor.dim() == 0 || tensor.layout() != at::kStrided || tensor.is_nested() || tensor.is_conj() ||
-      tensor.is_neg() || !is_of_usual_type(tensor.scalar_type()) ||
-      tensor.key_set().has(c10::DispatchKey::Python)) {
+      tensor.is_neg() || !is_of_usual_type(tensor.scalar_type()) || tensor.key_set().has(c10::DispatchKey::Python)) {
     return std::nullopt;
   }
   auto way = walkway(order, tensor.sizes(), tensor.strides());
@@ -262,10 +269,10 @@ inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& so
   device_ = tensor.device();
   for (size_t number = 0; number < inputs_.size(); ++number) {
     const auto& known = inputs_[number];
-    if (known.tensor.const_data_ptr() == tensor.const_data_ptr() && known.tensor.scalar_type() == tensor.scalar_type() &&
-        std::equal(known.way.begin(), known.way.end(), way->begin(), way->end(), [](auto& one, auto& other) {
-          return one.size == other.size && one.stride == other.stride;
-        })) {
+    if (known.tensor.const_data_ptr() == tensor.const_data_ptr() &&
+        known.tensor.scalar_type() == tensor.scalar_type() &&
+        std::equal(known.way.begin(), known.way.end(), way->begin(), way->end(),
+                   [](auto& one, auto& other) { return one.size == other.size && one.stride == other.stride; })) {
       return Operand{true, number};
     }
   }
@@ -397,9 +404,9 @@ inline void FusedReplay::launch(void* kernel) {
     made.push_back(empty_with(op.value->geometry, *device_));
     values.push_back(reinterpret_cast<uintptr_t>(made.back().data_ptr()));
   }
-  const auto num_threads = num_elements_ / WIDTH;
+  const auto num_vectors = num_elements_ / WIDTH;
   // Integers of 32 bits from here on; the first four bytes are theirs on all machines that have such devices.
-  values.push_back(static_cast<uint32_t>(num_threads));
+  values.push_back(static_cast<uint32_t>(num_vectors));
   for (const auto& input : inputs_) {
     if (is_flat(input.way)) continue;
     for (size_t i = 0; i + 1 < input.way.size(); ++i) {
@@ -410,8 +417,9 @@ inline void FusedReplay::launch(void* kernel) {
   c10::SmallVector<void*, 32> parameters;
   for (auto& value : values) parameters.push_back(&value);
   const c10::DeviceGuard on_its_device(*device_);
-  const auto num_blocks = static_cast<unsigned>((num_threads + THREADS - 1) / THREADS);
-  const auto error = fusing->launch(kernel, num_blocks, 1, 1, THREADS, 1, 1, 0, launching_stream(*device_), parameters.data(), nullptr);
+  const auto num_blocks = static_cast<unsigned>((num_vectors + 2 * THREADS - 1) / (2 * THREADS));
+  const auto error = fusing->launch(kernel, num_blocks, 1, 1, THREADS, 1, 1, 0, launching_stream(*device_),
+                                    parameters.data(), nullptr);
   TORCH_CHECK(error == 0, "memfit: a kernel that replays ", ops_.size(), " ops could not be launched (CUDA error ",
               error, "). MEMFIT_FUSE=0 replays op by op");
   ++fusing->num_launched;
