@@ -129,12 +129,14 @@ def step_ms(subject: Subject) -> float:
     return median(times[1:])
 
 
-def measured_model(name: str, num_rounds: int) -> dict[str, Any]:
+def measured_model(name: str, num_rounds: int, profiles: Path | None) -> dict[str, Any]:
     torch.manual_seed(0)
     subject = SUBJECTS[name](torch.device("cuda"), small=False)
     profile = memfit.profile(subject.model, subject.batch)
     smallest = memfit.frontier(profile, points=2)[-1].peak_bytes
     plan = memfit.plan(profile, budget=(profile.peak_bytes + smallest) // 2)
+    if profiles is not None:
+        profile.save(profiles / f"{name}.profile.json.gz")
     plain, one_by_one, at_once = [], [], []
     for _ in range(num_rounds):
         plain.append(step_ms(subject))
@@ -157,6 +159,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--profiles", type=Path, metavar="DIR", help="save the profiles here")
     options = parser.parse_args()
     engine_name()
     results: dict[str, Any] = {"machine": machine(), "chains": list(measured_chains(options.rounds)), "models": []}
@@ -168,7 +171,7 @@ def main() -> None:
     table = Table("model", "plain ms", "half, one by one", "half, at once", "predicted", title=machine())
     with QuietHost(2).held():
         for name in options.models:
-            row = measured_model(name, options.rounds)
+            row = measured_model(name, options.rounds, options.profiles)
             results["models"].append(row)
             cells = (row["one_by_one"], row["at_once"], row["predicted"])
             table.add_row(name, f"{row['plain_ms']:.1f}", *(f"{cell:.3f}" for cell in cells))

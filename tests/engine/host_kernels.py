@@ -43,6 +43,12 @@ static unsigned short to_bf16(float x) {
 }
 static float from_f16(unsigned short bits) { _Float16 x; memcpy(&x, &bits, 2); return x; }
 static unsigned short to_f16(float x) { _Float16 y = x; unsigned short bits; memcpy(&bits, &y, 2); return bits; }
+static unsigned quotient(unsigned number, unsigned magic, unsigned shift) {
+  return ((unsigned)((unsigned long long)number * magic >> 32) + number) >> shift;
+}
+static unsigned short bits_of_bf16(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits >> 16; }
+static unsigned short bits_of_f16(float x) { return to_f16(x); }
+static float bits_of_f32(float x) { return x; }
 static float from_f32(float x) { return x; }
 static float to_f32(float x) { return x; }
 """
@@ -72,7 +78,7 @@ extern "C" void entry(void** parameters, unsigned num_blocks) {{
 
 
 class HostKernels:
-    """Lets an engine fuse what it replays on the host. ``programs`` are those that kernels were asked for."""
+    """Lets an engine fuse what it replays on the host. ``programs`` are those asked for, ``built`` those there are."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -81,6 +87,7 @@ class HostKernels:
         self._launcher = self._address(LAUNCHER, "launch")
         self._kernels = FusedKernels(torch.device("cpu"), self._built, self._launch_now, HOST_PRELUDE)
         self.programs: list[str] = []
+        self.built: list[str] = []
 
     def start(self, native: Any) -> None:
         """Fuse on the host from now on."""
@@ -89,7 +96,10 @@ class HostKernels:
 
     def _kernel_of(self, _device_index: int, program: str) -> int:
         self.programs.append(program)
-        return self._kernels.kernel_of(program)
+        function = self._kernels.kernel_of(program)
+        if function:
+            self.built.append(program)
+        return function
 
     def _built(self, source: str) -> int:
         return self._address(_with_entry(source), "entry")

@@ -61,6 +61,7 @@ class _Drawing:
                 flops=self.integer(0, 9),
                 replay=Replay.STATEFUL if self.chance(12) else Replay.YES,
                 seconds=float(self.integer(0, 9)),
+                replay_seconds=float(self.integer(0, 9)) if self.chance(30) else None,
                 workspace_bytes=self.integer(0, 6) if self.chance(30) else 0,
             )
         )

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from memfit.capture.devices import device_of, memory_bytes
+from memfit.capture.fused_costs import with_fused_replays
 from memfit.capture.kept_state import KeptState
 from memfit.capture.layers import measured_blocks
 from memfit.capture.link import measured_link
@@ -64,6 +65,7 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
         replace(op, seconds=roofline.seconds_of(fact)) for op, fact in zip(recording.ops, recording.facts, strict=True)
     )
     values = values_of(recording, natural)
+    ops = with_fused_replays(ops, recording.facts, values, roofline.bytes_per_second)
     if device.type == "cuda":
         let_libraries_allocate(device)
         values += (other_memory(values, torch.cuda.memory_allocated(device)),)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from memfit.capture.recording import OpFacts
+from memfit.capture.recording import FusedFacts, OpFacts
 from memfit.runtime.call_arguments import is_strided, tensors_in
 from memfit.runtime.op_rules import OpRule
+from memfit.runtime.pointwise_ops import can_be_fused, lies_alike
 
 # They read as much of their table as they return, however long it is.
 _GATHERS = {"aten.embedding", "aten.index", "aten.index_select", "aten.gather", "aten._unsafe_index", "aten.slice_copy"}
@@ -26,7 +27,15 @@ _TAGS_OF_ANSWERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sh
 NOTHING_KNOWN = OpFacts(None, 0, 0, None)
 
 
-def facts_of(op: Any, rule: OpRule, args: Any, kwargs: Any, results: Iterable[Any], flops: int) -> OpFacts:
+def facts_of(
+    op: Any,
+    rule: OpRule,
+    args: Any,
+    kwargs: Any,
+    results: Iterable[Any],
+    flops: int,
+    fused: FusedFacts | None = None,
+) -> OpFacts:
     """Return the facts of a call that gave ``results``."""
     if rule.name.startswith(("aten.empty", "aten.new_empty")):
         return NOTHING_KNOWN
@@ -38,7 +47,25 @@ def facts_of(op: Any, rule: OpRule, args: Any, kwargs: Any, results: Iterable[An
         read_bytes = min(read_bytes, made_bytes)
     dtype = next((tensor.dtype for tensor in inputs if tensor.is_floating_point()), None)
     is_answer = not _TAGS_OF_ANSWERS.isdisjoint(getattr(op, "tags", ())) or _leave_the_device(inputs, outputs)
-    return OpFacts(signature_of(rule, args, kwargs), flops, made_bytes + read_bytes, dtype, is_answer)
+    return OpFacts(signature_of(rule, args, kwargs), flops, made_bytes + read_bytes, dtype, is_answer, fused)
+
+
+def fused_facts_of(
+    op: Any, rule: OpRule, args: Any, kwargs: Any, results: Iterable[Any], values: Iterable[int | None]
+) -> FusedFacts | None:
+    """Return the facts of a call that may be replayed in one kernel with others, None for others.
+
+    ``values`` are what the tensors hold that it reads.
+    """
+    result, *others = results
+    if others or not can_be_fused(op, rule.name, args, kwargs, result):
+        return None
+    inputs = tensors_in((args, kwargs))
+    return FusedFacts(
+        reads=tuple((value, _touched_bytes(tensor)) for value, tensor in zip(values, inputs, strict=True)),
+        made_bytes=_touched_bytes(result),
+        gains_alone=any(tensor.dtype != result.dtype or not lies_alike(tensor, result) for tensor in inputs),
+    )
 
 
 def _leave_the_device(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:

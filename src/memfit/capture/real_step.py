@@ -9,6 +9,7 @@ import torch
 from memfit.capture.calibration import calibrated
 from memfit.capture.clocks import clock_for
 from memfit.capture.devices import device_of, memory_bytes
+from memfit.capture.fused_costs import with_fused_replays
 from memfit.capture.host_costs import measured_host_costs, with_fitted_host_costs
 from memfit.capture.in_step import device_sets_the_pace, host_in_the_step, ops_in_the_step, rested_share, runs_ahead
 from memfit.capture.kept_state import KeptState, existed_before
@@ -18,6 +19,7 @@ from memfit.capture.op_costs import OpMeter, with_costs
 from memfit.capture.other_memory import other_memory, unaccounted_memory
 from memfit.capture.recorded_runs import no_garbage_collection, record_step, record_without_saves
 from memfit.capture.recording import values_of
+from memfit.capture.roofline import copied_bytes_per_second
 from memfit.capture.step import TrainingStep
 from memfit.capture.step_times import timed_alone, timed_in_a_row, timed_in_turns
 from memfit.graph.model_profile import ModelProfile
@@ -26,6 +28,7 @@ from memfit.runtime.apply import Applied
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.ledger import peak_of
 from memfit.runtime.model_inputs import noting_inputs
+from memfit.runtime.native_tape import fuses_on
 from memfit.runtime.tape_choice import TapeChoice
 
 # Ops are timed for this long, or for as long as this many steps take, whichever is longer.
@@ -68,6 +71,8 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
             timed_apart, ops = ops, ops_in_the_step(ops, host, step_seconds)
             rested = rested_share(timed_apart, ops)
         values = values_of(recording, natural)
+        if fuses_on(device):
+            ops = with_fused_replays(ops, recording.facts, values, copied_bytes_per_second(device))
         if allocated_bytes is not None:
             values += (other_memory(values, allocated_bytes),)
         profile = ModelProfile(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memfit.capture.lifetimes import SaveHandle, StorageMark
-from memfit.capture.op_facts import NOTHING_KNOWN, facts_of, flops_of
+from memfit.capture.op_facts import NOTHING_KNOWN, facts_of, flops_of, fused_facts_of
 from memfit.capture.plain_tensors import is_plain, only_plain, plain_alias
 from memfit.capture.recording import NewValue, Recording, SeenSave
 from memfit.capture.scopes import ModuleScopes
@@ -19,6 +19,7 @@ from memfit.graph.model_profile import Phase, RecordedOp, Replay
 from memfit.graph.names import ValueName
 from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, is_strided, tensors_in, written_tensors
 from memfit.runtime.ledger import storage_bytes_on
+from memfit.runtime.native_tape import fuses_on
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
 from memfit.runtime.storage_attribute import StorageAttribute
 from memfit.runtime.torch_internals import DispatchMode
@@ -56,6 +57,7 @@ class StepRecorder(DispatchMode):
         self._device = device
         self._is_outside = is_outside
         self._keeps_saves = keeps_saves
+        self._fuses = fuses_on(device)
         self._phase = Phase.FORWARD
         self._num_begun = 0
         self._num_calls: Counter[tuple[str, str]] = Counter()
@@ -118,7 +120,8 @@ class StepRecorder(DispatchMode):
         flops = flops_of(op, args, kwargs, result)
         name = self._next_name(rule.name)
         recording = self.recording
-        recording.facts.append(facts_of(op, rule, args, kwargs, results, flops))
+        fused = fused_facts_of(op, rule, args, kwargs, results, read) if self._fuses else None
+        recording.facts.append(facts_of(op, rule, args, kwargs, results, flops, fused))
         recording.ops.append(
             RecordedOp(
                 module=self._module,

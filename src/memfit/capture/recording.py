@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,11 +36,24 @@ class SeenSave:
     released_after: int | None = None
 
 
+class FusedFacts(NamedTuple):
+    """What tells how long an op takes that is replayed in one kernel with its neighbours: the bytes that it moves.
+
+    ``reads`` has the value behind each tensor that it reads, None where it has none. ``gains_alone`` says that a kernel
+    is faster than torch's own even for this op by itself.
+    """
+
+    reads: tuple[tuple[int | None, int], ...]
+    made_bytes: int
+    gains_alone: bool
+
+
 @dataclass(frozen=True, slots=True)
 class OpFacts:
     """What tells how long an op takes: its signature (equal ones take the same time), its work and its precision.
 
-    ``is_answer`` says that the host waits for what it returns.
+    ``is_answer`` says that the host waits for what it returns. ``fused`` is there where it may be replayed in one
+    kernel with others.
     """
 
     signature: Any
@@ -48,6 +61,7 @@ class OpFacts:
     moved_bytes: int
     dtype: torch.dtype | None
     is_answer: bool = False
+    fused: FusedFacts | None = None
 
 
 @dataclass(slots=True)

@@ -63,7 +63,7 @@ class Roofline:
                 rates[dtype] = _flops_per_second(device, dtype)
             one = torch.ones(1, device=device)
             shortest_seconds = clock.seconds_of(partial(torch.add, one, one))
-            return Roofline(rates, _copied_bytes_per_second(device), shortest_seconds)
+            return Roofline(rates, copied_bytes_per_second(device), shortest_seconds)
 
 
 def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
@@ -80,7 +80,7 @@ def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
                 raise
 
 
-def _copied_bytes_per_second(device: torch.device) -> float:
+def copied_bytes_per_second(device: torch.device) -> float:
     """Return how fast a copy runs, counting what is read and what is written, on as much as there is room for."""
     num_bytes = 2**28 if device.type == "cuda" else 2**24
     while True:

@@ -79,7 +79,8 @@ class RecordedOp:
     the backward pass. ``rewrites`` are the values that it wrote over; those it also read are among its ``inputs``.
     ``outputs`` are the new values by position, None where an output is no new value. ``workspace_bytes`` is what it
     took for itself while it ran, beyond its outputs. ``hidden_writes`` are values that it changed without telling, as a
-    batch norm does its running statistics: whoever replays from them needs a copy.
+    batch norm does its running statistics: whoever replays from them needs a copy. ``replay_seconds`` is what running
+    it again takes, None where that is as long as ever: a pointwise op may run in one kernel with its neighbours.
     """
 
     module: str | None
@@ -94,6 +95,7 @@ class RecordedOp:
     seconds: float = 0.0
     workspace_bytes: int = 0
     hidden_writes: tuple[int, ...] = ()
+    replay_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ _OP_DEFAULTS: dict[str, Any] = {
     "replay": Replay.YES.name,
     "phase": Phase.FORWARD.name,
     "seconds": 0.0,
+    "replay_seconds": None,
     "workspace_bytes": 0,
     "hidden_writes": [],
 }
@@ -134,6 +135,7 @@ def _op_entry(op: RecordedOp) -> dict[str, Any]:
         "replay": op.replay.name,
         "phase": op.phase.name,
         "seconds": op.seconds,
+        "replay_seconds": op.replay_seconds,
         "workspace_bytes": op.workspace_bytes,
         "hidden_writes": list(op.hidden_writes),
     }
@@ -233,6 +235,9 @@ class _Reader:
             replay=_member(Replay, fields["replay"], "replay"),
             phase=_member(Phase, fields["phase"], "phase"),
             seconds=_seconds(fields["seconds"], "seconds"),
+            replay_seconds=(
+                None if fields["replay_seconds"] is None else _seconds(fields["replay_seconds"], "replay_seconds")
+            ),
             workspace_bytes=whole_number(fields["workspace_bytes"], "workspace_bytes"),
             hidden_writes=self._value_indices(fields, "hidden_writes"),
         )

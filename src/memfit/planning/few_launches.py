@@ -24,7 +24,7 @@ def choices_of_few_launches(step: Step, may_be_recomputed: Set[int], num_cuts: i
     costs = step.profile.host or USUAL_COSTS
     host_seconds = costs.recorded_op + costs.dropped_op + costs.entry + costs.watched_save + costs.replayed_op
     on_host = [host_seconds] * step.num_ops
-    on_both = [host_seconds + seconds for seconds in step.op_seconds]
+    on_both = [host_seconds + seconds for seconds in step.replay_seconds]
     candidates = [frozenset(may_be_recomputed), *_in_first_blocks(step, may_be_recomputed)]
     most_cuts = max(num_cuts // (2 * len(candidates)), 6)
     for values in candidates:

@@ -45,7 +45,7 @@ def _holes(frontier: list[Candidate]) -> Iterator[tuple[Candidate, Candidate]]:
 
 def _between(step: Step, larger: Candidate, smaller: Candidate) -> Iterator[frozenset[int]]:
     def seconds_per_byte(value: int) -> float:
-        return step.op_seconds[step.value_op[value]] / max(step.value_bytes[value], 1)
+        return step.replay_seconds[step.value_op[value]] / max(step.value_bytes[value], 1)
 
     in_order = sorted(smaller.recomputed - larger.recomputed)
     dearest_first = sorted(in_order, key=seconds_per_byte, reverse=True)

@@ -56,7 +56,7 @@ class HoldOrReplay:
         self, step: Step, time: int, may_be_recomputed: Set[int], op_seconds: Sequence[float] | None = None
     ) -> None:
         self._step = step
-        self._op_seconds = step.op_seconds if op_seconds is None else op_seconds
+        self._op_seconds = step.replay_seconds if op_seconds is None else op_seconds
         self._may_be_recomputed = may_be_recomputed
         self._rewrites: list[tuple[int, int]] = []
         self.values: list[int] = []

@@ -57,7 +57,7 @@ class _Polish:
         return sorted(self.best.recomputed, key=lambda value: (-self._seconds(value), value))
 
     def _seconds(self, value: int) -> float:
-        return self._step.op_seconds[self._step.value_op[value]]
+        return self._step.replay_seconds[self._step.value_op[value]]
 
     def _is_better(self, recomputed: frozenset[int]) -> bool:
         """Take the plan where it is faster and fits."""

@@ -45,7 +45,7 @@ class ReplayProgram(ReplayModel):
 
     def __init__(self, step: Step, may_be_recomputed: Set[int], *, leave_out_statistics: bool = False) -> None:
         super().__init__(step, may_be_recomputed, leave_out_statistics=leave_out_statistics)
-        self._all_seconds = sum(step.op_seconds[op] for op in self.recipes)
+        self._all_seconds = sum(step.replay_seconds[op] for op in self.recipes)
         self._all_bytes = step.resident_bytes + sum(step.storage_bytes)
 
     def relaxed(self, program: Program, budget_bytes: int) -> Relaxed | None:

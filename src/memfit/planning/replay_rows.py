@@ -157,7 +157,7 @@ class _Rows:
         rows, columns, numbers = self._entries
         seconds = np.zeros(self._num_variables)
         for op, at in self._replayed.items():
-            seconds[at] = self._step.op_seconds[op]
+            seconds[at] = self._step.replay_seconds[op]
         matrix = csr_array((numbers, (rows, columns)), shape=(len(self._fixed), self._num_variables), dtype=np.float64)
         return Program(matrix, np.array(self._fixed), np.array(self._per_budget_unit), seconds, self._start.absent)
 

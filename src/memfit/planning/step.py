@@ -36,6 +36,7 @@ class Step:
         self.op_inputs = [op.inputs for op in ops]
         self.op_outputs = [tuple(output for output in op.outputs if output is not None) for op in ops]
         self.op_seconds = [op.seconds for op in ops]
+        self.replay_seconds = [op.seconds if op.replay_seconds is None else op.replay_seconds for op in ops]
         self.workspace_bytes: Bytes = np.array([op.workspace_bytes for op in ops], dtype=np.int64)
         self.has_met_allocator = profile.device.startswith("cuda") and profile.host is not None
         self.value_bytes = [value.num_bytes for value in values]

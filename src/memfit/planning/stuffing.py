@@ -55,7 +55,7 @@ def _that_fit(step: Step, plan: Candidate, budget_bytes: int) -> list[RecipeRun]
     def seconds_per_byte(run: RecipeRun) -> float:
         if run.op is None:
             return seconds_per_byte_of_link
-        return step.op_seconds[run.op] / max(sum(absence.num_bytes for absence in run.absences), 1)
+        return step.replay_seconds[run.op] / max(sum(absence.num_bytes for absence in run.absences), 1)
 
     chosen = []
     for run in sorted(runs, key=lambda run: (-seconds_per_byte(run), run.values)):

@@ -234,7 +234,7 @@ class Decisions:
             gap = np.searchsorted(rows.keys, some_slot * timeline.keys_per_slot)
             before = rows.memory[np.arange(rows.num_rows), gap]
             rows.runs[op] = key, np.where(does_run, before + int(step.workspace_bytes[op]), NOTHING)
-        rows.seconds = rows.seconds + does_run * step.op_seconds[op]
+        rows.seconds = rows.seconds + does_run * step.replay_seconds[op]
         time = timeline.time_of_slot[some_slot]
         for value in step.op_outputs[op]:
             last = key

@@ -103,7 +103,7 @@ class Walk:
 
     @property
     def recompute_seconds(self) -> float:
-        seconds = self._step.op_seconds
+        seconds = self._step.replay_seconds
         return sum(seconds[op] for op in self.replayed_ops)
 
     @property
@@ -120,7 +120,7 @@ class Walk:
         seconds = np.zeros(step.num_ops + len(self._run_recipes) + 1)
         seconds[self.position_of_op + 1] = step.op_seconds
         is_replay = np.array(self._run_recipes) < step.num_ops
-        seconds[self._run_positions[is_replay] + 1] = [step.op_seconds[op] for op in self.replayed_ops]
+        seconds[self._run_positions[is_replay] + 1] = [step.replay_seconds[op] for op in self.replayed_ops]
         return self._copies.waiting(link, np.cumsum(seconds).tolist(), step.profile.rested_share)
 
     def _order_runs(self, recipes: list[int]) -> None:

@@ -19,14 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from memfit.runtime.pointwise_ops import POINTWISE_OPS, PointwiseOp
+from memfit.runtime.pointwise_ops import POINTWISE_OPS, TYPES, TYPES_TRIED_WHOLE, VECTOR, PointwiseOp
 
 KERNEL_NAME = "memfit_replay"
-VECTOR = 4
 VECTORS_OF_BLOCK = 512
 THREADS_OF_BLOCK = 256
-_TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-_TYPES_TRIED_WHOLE = ("bf16", "f16")
 
 Launcher = Callable[[int, list[Tensor], int], None]
 """Runs (function, tensors that it reads and writes, number of vectors) now."""
@@ -44,8 +41,15 @@ __device__ __forceinline__ float from_f16(unsigned short bits) {
 __device__ __forceinline__ unsigned short to_f16(float x) {
   unsigned short bits; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); return bits;
 }
+__device__ __forceinline__ unsigned quotient(unsigned number, unsigned magic, unsigned shift) {
+  return (__umulhi(number, magic) + number) >> shift;
+}
 __device__ __forceinline__ float from_f32(float x) { return x; }
 __device__ __forceinline__ float to_f32(float x) { return x; }
+// Of what is rounded already.
+__device__ __forceinline__ unsigned short bits_of_bf16(float x) { return __float_as_uint(x) >> 16; }
+__device__ __forceinline__ unsigned short bits_of_f16(float x) { return to_f16(x); }
+__device__ __forceinline__ float bits_of_f32(float x) { return x; }
 """
 
 _ACCESSES = """
@@ -59,7 +63,7 @@ __device__ __forceinline__ void load_one_TYPE(const void* from, unsigned offset,
 }
 __device__ __forceinline__ void store_TYPE(void* to, unsigned offset, const float* from) {
   FOUR all;
-  for (int i = 0; i < 4; ++i) all.at[i] = to_TYPE(from[i]);
+  for (int i = 0; i < 4; ++i) all.at[i] = bits_of_TYPE(from[i]);
   *(FOUR*)((ELEMENT*)to + offset) = all;
 }
 __device__ __forceinline__ float round_TYPE(float x) { return from_TYPE(to_TYPE(x)); }
@@ -99,7 +103,7 @@ class Program:
         ops: list[_Op] = []
         for line in text.strip(";").split(";"):
             first, *others = line.split()
-            if first in _TYPES:
+            if first in TYPES:
                 inputs.append(_Input(first, others[0], int(others[1]) if len(others) > 1 else 1))
             else:
                 ops.append(_Op(first, others[0], others[1] == "kept", tuple(others[2:])))
@@ -133,14 +137,14 @@ class Program:
         ]
         lines = [
             prelude,
-            *(_accesses(type_name) for type_name in _TYPES),
+            *(_accesses(type_name) for type_name in TYPES),
             f'extern "C" __global__ void __launch_bounds__(256) {KERNEL_NAME}({", ".join(parameters)}) {{',
             "unsigned vector = blockIdx.x * 512u + threadIdx.x;",
             *(f"float i{number}s[2][4];" for number in range(len(self.inputs))),
             *(f"float v{number}s[2][4];" for number in range(len(self.ops))),
             *_for_both_parts(loads),
-            "_Pragma(\"unroll\") for (int part = 0; part < 2; ++part)",
-            "_Pragma(\"unroll\") for (int i = 0; i < 4; ++i) {",
+            '_Pragma("unroll") for (int part = 0; part < 2; ++part)',
+            '_Pragma("unroll") for (int i = 0; i < 4; ++i) {',
             *(self._computation(number) for number in range(len(self.ops))),
             "}",
             *_for_both_parts(stores),
@@ -150,7 +154,8 @@ class Program:
 
     def _parameters_of_way(self, number: int) -> list[str]:
         outer = range(1, self.inputs[number].num_dimensions)
-        return [f"unsigned size{number}_{i}, unsigned stride{number}_{i}" for i in outer]
+        names = ("size", "magic", "shift", "stride")
+        return [f"unsigned {name}{number}_{i}" for i in outer for name in names]
 
     def _offset(self, number: int) -> list[str]:
         one = self.inputs[number]
@@ -158,12 +163,14 @@ class Program:
         for i in range(1, one.num_dimensions):
             # The innermost dimension, of which a row has neighbours and a one nothing, and then those around it. Each
             # size is that of the dimension just inside.
-            within = f"rest{number} % size{number}_{i}"
+            place = f"{number}_{i}"
+            lines.append(f"unsigned around{place} = quotient(rest{number}, magic{place}, shift{place});")
+            within = f"rest{number} - around{place} * size{place}"
             if i > 1:
                 lines.append(f"offset{number} += ({within}) * stride{number}_{i - 1};")
             elif one.way == "row":
                 lines.append(f"offset{number} = {within};")
-            lines.append(f"rest{number} /= size{number}_{i};")
+            lines.append(f"rest{number} = around{place};")
         if one.num_dimensions > 1:
             lines.append(f"offset{number} += rest{number} * stride{number}_{one.num_dimensions - 1};")
         return lines
@@ -177,7 +184,7 @@ class Program:
 
 def _for_both_parts(lines: list[str]) -> list[str]:
     return [
-        "_Pragma(\"unroll\") for (int part = 0; part < 2; ++part) {",
+        '_Pragma("unroll") for (int part = 0; part < 2; ++part) {',
         "unsigned first = (vector + part * 256u) * 4u;",
         "if (vector + part * 256u < num_vectors) {",
         *lines,
@@ -221,13 +228,13 @@ class FusedKernels:
 
     def _gives_the_same(self, kind: tuple[str, ...]) -> bool:
         name, result_type, *types = kind
-        if not _known(name)[0].is_exact and (result_type not in _TYPES_TRIED_WHOLE or types != [result_type]):
+        if not _known(name)[0].is_exact and (result_type not in TYPES_TRIED_WHOLE or types != [result_type]):
             return False
         inputs = "".join(f"{of_type} flat;" for of_type in types)
         operands = " ".join(f"i{number}" for number in range(len(types)))
         function = self._build(Program.read(f"{inputs}{name} {result_type} kept {operands}").source(self._prelude))
-        arguments = _arguments_to_try([_TYPES[of_type] for of_type in types], self._device)
-        found = torch.empty(arguments[0].shape, dtype=_TYPES[result_type], device=self._device)
+        arguments = _arguments_to_try([TYPES[of_type] for of_type in types], self._device)
+        found = torch.empty(arguments[0].shape, dtype=TYPES[result_type], device=self._device)
         self._launch(function, [*arguments, found], found.numel() // VECTOR)
         expected = _by_torch(name, arguments, found.dtype)
         is_same = (found == expected) & (found.signbit() == expected.signbit()) | (found.isnan() & expected.isnan())

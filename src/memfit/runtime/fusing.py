@@ -18,12 +18,15 @@ from memfit.runtime.fused_kernels import PRELUDE, FusedKernels
 
 def start_fusing(native: Any) -> None:
     """Let the engine in C++ fuse what it replays on CUDA devices, where that is possible."""
-    if os.environ.get("MEMFIT_FUSE") != "0" and _has_cuda() and cuda_libraries() is not None:
+    if can_fuse_on("cuda"):
         native.fuse_on("cuda", launcher_address(), _kernel_of)
 
 
-def _has_cuda() -> bool:
-    return torch.version.cuda is not None and torch.cuda.is_available()
+def can_fuse_on(device_type: str) -> bool:
+    """Return whether there can be kernels for devices of this type."""
+    if device_type != "cuda" or os.environ.get("MEMFIT_FUSE") == "0":
+        return False
+    return torch.version.cuda is not None and torch.cuda.is_available() and cuda_libraries() is not None
 
 
 def _kernel_of(device_index: int, program: str) -> int | None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Runner
-from memfit.runtime.fusing import start_fusing
+from memfit.runtime.fusing import can_fuse_on, start_fusing
 from memfit.runtime.native_build import native_module
 from memfit.runtime.offloading import Offloading, torn_value_error
 from memfit.runtime.op_rules import Treatment, rule_for
@@ -68,6 +68,11 @@ def new_offloading() -> Offloading:
     native = _configured_module()
     offloading: Offloading = Offloading() if native is None else native.Offloading()
     return offloading
+
+
+def fuses_on(device: torch.device) -> bool:
+    """Return whether pointwise ops that are replayed on ``device`` run in one kernel."""
+    return _configured_module() is not None and can_fuse_on(device.type)
 
 
 def engine_name() -> str:
@@ -135,4 +140,5 @@ def _rule_of(name: str, overload: str) -> tuple[Any, ...]:
         rule.batch_norm_arguments,
         () if pointwise is None else pointwise.arguments,
         pointwise is not None and pointwise.casts,
+        pointwise is not None and pointwise.is_exact,
     )

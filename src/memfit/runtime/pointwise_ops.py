@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from memfit.runtime.torch_internals import OpOverload
+
+VECTOR = 4
+"""The elements that a kernel reads at a time."""
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+TYPES_TRIED_WHOLE = ("bf16", "f16")
 
 
 class ArgumentRule(IntEnum):
@@ -90,3 +99,37 @@ def pointwise_op(op: object, name: str) -> PointwiseOp | None:
     known = POINTWISE_OPS.get(name)
     overload = op._schema.overload_name
     return known if known is not None and overload == known.overload else None
+
+
+def can_be_fused(op: object, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """Return whether a replay of this call may be part of a kernel: what `native/fusing.h` would say, before it runs.
+
+    This is for telling what a replay would take; nothing goes wrong where the two differ.
+    """
+    known = pointwise_op(op, name)
+    if known is None or not isinstance(result, Tensor) or result.numel() == 0 or result.numel() % VECTOR != 0:
+        return False
+    tensors = [argument for argument in args if isinstance(argument, Tensor)]
+    if len(tensors) != known.num_tensors or kwargs.get("alpha", 1) != 1:
+        return False
+    types = list(TYPES.values()) if known.is_exact else [TYPES[name] for name in TYPES_TRIED_WHOLE]
+    return result.dtype in types and all(
+        tensor.dtype in types
+        and (known.casts or result.dtype in (tensor.dtype, torch.float32))
+        and tensor.device == result.device
+        and _can_be_read(tensor, result)
+        for tensor in tensors
+    )
+
+
+def lies_alike(tensor: Tensor, result: Tensor) -> bool:
+    """Return whether the elements of both come in the same order, without gaps."""
+    return tensor.shape == result.shape and tensor.stride() == result.stride()
+
+
+def _can_be_read(tensor: Tensor, result: Tensor) -> bool:
+    if lies_alike(tensor, result):
+        return True
+    if tensor.dim() == 0 or not result.is_contiguous() or result.shape[-1] % VECTOR != 0:
+        return False
+    return tensor.shape[-1] == 1 or tensor.stride(-1) in (0, 1)

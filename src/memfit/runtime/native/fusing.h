@@ -212,6 +212,7 @@ inline bool FusedReplay::add(const intrusive_ptr<Recipe>& recipe) {
   const auto order = dense_walkway(result);
   const auto num_elements = c10::multiply_integers(result.size);
   if (!order || result.offset != 0 || result.is_conj || result.is_neg || name_of(result.dtype) == nullptr) return false;
+  if (!rule.is_exact && result.dtype == at::kFloat) return false;
   if (num_elements == 0 || num_elements % WIDTH != 0 || num_elements > std::numeric_limits<int32_t>::max())
     return false;
   if (!ops_.empty() && num_elements != num_elements_) return false;
@@ -281,11 +282,12 @@ inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& so
   return Operand{true, inputs_.size() - 1};
 }
 
-// torch's own kernels are as good for one op, unless its arguments lie in unlike ways.
+// torch's own kernels are as good for one op, unless its arguments lie in unlike ways, or are of another type.
 inline bool FusedReplay::is_worth_it() const {
-  if (ops_.size() > 1) return true;
-  return ops_.size() == 1 &&
-         std::any_of(inputs_.begin(), inputs_.end(), [](const Input& input) { return !is_flat(input.way); });
+  if (ops_.size() != 1) return !ops_.empty();
+  const auto type = ops_[0].value->geometry.dtype;
+  return std::any_of(inputs_.begin(), inputs_.end(),
+                     [&](const Input& input) { return !is_flat(input.way) || input.tensor.scalar_type() != type; });
 }
 
 inline void FusedReplay::find_wanted() {
@@ -389,6 +391,15 @@ inline void* FusedReplay::kernel() const {
   return fusing->kernels.emplace(key, function).first->second;
 }
 
+// By what to multiply a number below 2^31, and by how much to shift the sum of the product's upper half and the number,
+// to divide by ``divisor``: devices take long to divide.
+inline std::pair<uint32_t, uint32_t> magic_of(uint32_t divisor) {
+  uint32_t shift = 0;
+  while ((uint64_t{1} << shift) < divisor) ++shift;
+  const auto magic = ((uint64_t{1} << 32U) * ((uint64_t{1} << shift) - divisor)) / divisor + 1;
+  return {static_cast<uint32_t>(magic), shift};
+}
+
 inline void* launching_stream(at::Device device) {
   if (device.is_cpu()) return nullptr;
   const c10::impl::VirtualGuardImpl of_type(device.type());
@@ -410,8 +421,9 @@ inline void FusedReplay::launch(void* kernel) {
   for (const auto& input : inputs_) {
     if (is_flat(input.way)) continue;
     for (size_t i = 0; i + 1 < input.way.size(); ++i) {
-      values.push_back(static_cast<uint32_t>(input.way[i].size));
-      values.push_back(static_cast<uint32_t>(input.way[i + 1].stride));
+      const auto size = static_cast<uint32_t>(input.way[i].size);
+      const auto [magic, shift] = magic_of(size);
+      for (auto value : {size, magic, shift, static_cast<uint32_t>(input.way[i + 1].stride)}) values.push_back(value);
     }
   }
   c10::SmallVector<void*, 32> parameters;

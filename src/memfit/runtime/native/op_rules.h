@@ -37,6 +37,7 @@ struct OpRule {
   std::optional<size_t> generator_argument;
   std::vector<ArgumentRule> pointwise;  // of each argument, empty where the op is not one of them
   bool casts = false;                   // a pointwise op that takes an argument of any type
+  bool is_exact = false;                // one that may be part of a kernel in all types, and not only in short ones
 };
 
 class OpRules {
@@ -75,6 +76,7 @@ class OpRules {
       rule->batch_norm_arguments = told[6].cast<std::optional<std::array<size_t, 3>>>();
       for (const auto& argument : told[7]) rule->pointwise.push_back(static_cast<ArgumentRule>(argument.cast<int>()));
       rule->casts = told[8].cast<bool>();
+      rule->is_exact = told[9].cast<bool>();
     }
     rule->number = number_of(rule->name);
     const auto& arguments = op.schema().arguments();
