@@ -188,6 +188,18 @@ def test_memory_that_memfit_cannot_reach_fails_the_speed(tmp_path: Path) -> None
     assert mark(model, "speed").is_met is False
 
 
+def test_a_peer_on_the_host_is_judged_where_memfit_may_use_the_host_too(tmp_path: Path) -> None:
+    peer = row(SAVE_ON_CPU, 9.0, 0.5)
+    ours = row(f"memfit at the peak of ({SAVE_ON_CPU})", 1.4, 0.5)
+    rows = [row("plain", 1.0, 10.0), row("plain again", 1.005, 10.0), ours]
+    group = {"rows": [*rows, peer], "plans": {ours["way"]: plan(ours)}, "machine": "a machine", "versions": {}}
+    model = made(tmp_path, peer, offloading=group)
+    assert mark(model, "speed") == Mark("speed", True, "2 of 2 peers")
+    assert mark(model, "offloading").is_met
+    without_it = made(tmp_path, peer, offloading=group | {"rows": rows})
+    assert mark(without_it, "speed").is_met is False
+
+
 def test_a_peer_without_a_time_is_not_compared(tmp_path: Path) -> None:
     offloading = row("torch: save_on_cpu", None, 5.0, error="not timed: its first step took 7.0 s, more than 5 s")
     model = made(tmp_path, offloading, row("memfit at the peak of (torch: save_on_cpu)", 1.1, 5.0))

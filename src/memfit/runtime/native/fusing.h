@@ -262,7 +262,8 @@ inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& so
   // Numbers on the host, and those that torch lets follow the type of the others.
   if (tensor.device().type() != fusing->device_type || (device_ && tensor.device() != *device_)) return std::nullopt;
   if (tensor.dim() == 0 || tensor.layout() != at::kStrided || tensor.is_nested() || tensor.is_conj() ||
-      tensor.is_neg() || !is_of_usual_type(tensor.scalar_type()) || tensor.key_set().has(c10::DispatchKey::Python)) {
+      tensor.is_neg() || tensor._is_zerotensor() || !is_of_usual_type(tensor.scalar_type()) ||
+      tensor.key_set().has(c10::DispatchKey::Python)) {
     return std::nullopt;
   }
   auto way = walkway(order, tensor.sizes(), tensor.strides());
