@@ -1,6 +1,6 @@
 """The kernels that replay several ops at once, built for the host: the same source, by the C++ compiler.
 
-So all but the few lines of `fused_kernels.PRELUDE` are tried where there is no GPU. The host's own functions (``expf``)
+So all but the few lines of `fused_kernels.CUDA` are tried where there is no GPU. The host's own functions (``expf``)
 are not those of torch's kernels for the host, so the ops that need them are not fused there.
 """
 
@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.runtime.fused_kernels import KERNEL_NAME, VECTORS_OF_BLOCK, FusedKernels
+from memfit.runtime.fused_kernels import KERNEL_NAME, VECTORS_OF_BLOCK, Dialect, FusedKernels
 
-HOST_PRELUDE = """
+HOST = Dialect(
+    """
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -34,6 +35,17 @@ static float __fmul_rn(float a, float b) { return a * b; }
 static float __fdiv_rn(float a, float b) { return a / b; }
 struct __align__(8) Four16 { unsigned short at[4]; };
 struct __align__(16) Four32 { float at[4]; };
+static unsigned quotient(unsigned number, unsigned magic, unsigned shift) {
+  return ((unsigned)((unsigned long long)number * magic >> 32) + number) >> shift;
+}
+""",
+    {
+        "f32": """
+static float from_f32(float x) { return x; }
+static float to_f32(float x) { return x; }
+static float bits_of_f32(float x) { return x; }
+""",
+        "bf16": """
 static float from_bf16(unsigned short bits) {
   uint32_t wide = (uint32_t)bits << 16; float x; memcpy(&x, &wide, 4); return x;
 }
@@ -41,17 +53,15 @@ static unsigned short to_bf16(float x) {
   if (x != x) return 0x7fc0;
   uint32_t bits; memcpy(&bits, &x, 4); return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
+static unsigned short bits_of_bf16(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits >> 16; }
+""",
+        "f16": """
 static float from_f16(unsigned short bits) { _Float16 x; memcpy(&x, &bits, 2); return x; }
 static unsigned short to_f16(float x) { _Float16 y = x; unsigned short bits; memcpy(&bits, &y, 2); return bits; }
-static unsigned quotient(unsigned number, unsigned magic, unsigned shift) {
-  return ((unsigned)((unsigned long long)number * magic >> 32) + number) >> shift;
-}
-static unsigned short bits_of_bf16(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits >> 16; }
 static unsigned short bits_of_f16(float x) { return to_f16(x); }
-static float bits_of_f32(float x) { return x; }
-static float from_f32(float x) { return x; }
-static float to_f32(float x) { return x; }
-"""
+""",
+    },
+)
 
 LAUNCHER = """
 extern "C" int launch(void* function, unsigned num_blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
@@ -85,7 +95,7 @@ class HostKernels:
         self._libraries: list[ctypes.CDLL] = []
         self._addresses: dict[str, int] = {}
         self._launcher = self._address(LAUNCHER, "launch")
-        self._kernels = FusedKernels(torch.device("cpu"), self._built, self._launch_now, HOST_PRELUDE)
+        self._kernels = FusedKernels(torch.device("cpu"), self._built, self._launch_now, HOST)
         self.programs: list[str] = []
         self.built: list[str] = []
 

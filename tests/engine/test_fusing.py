@@ -174,6 +174,22 @@ def test_functions_of_libraries_are_not_fused_where_they_cannot_all_be_tried(ker
     assert kernels.programs == []
 
 
+def test_kernels_are_tried_whatever_the_users_defaults_are(tmp_path: Path) -> None:
+    kernels = HostKernels(tmp_path)
+    native = native_module()
+    kernels.start(native)
+    try:
+        x = numbers(16)
+        state = torch.get_rng_state()
+        with torch.device("meta"):
+            found = gradients(lambda x: (-(x * x + x)).sin(), x)
+        assert_same_bits(found, plain_gradients(lambda x: (-(x * x + x)).sin(), x))
+        assert len(kernels.built) == 1
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        native.fuse_nothing()
+
+
 class Ops(TorchDispatchMode):
     """Notes the names of the ops that it sees."""
 

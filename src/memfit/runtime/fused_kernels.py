@@ -22,35 +22,57 @@ from torch import Tensor
 from memfit.runtime.pointwise_ops import POINTWISE_OPS, TYPES, TYPES_TRIED_WHOLE, VECTOR, PointwiseOp
 
 KERNEL_NAME = "memfit_replay"
-VECTORS_OF_BLOCK = 512
 THREADS_OF_BLOCK = 256
+VECTORS_OF_BLOCK = 2 * THREADS_OF_BLOCK
 
 Launcher = Callable[[int, list[Tensor], int], None]
 """Runs (function, tensors that it reads and writes, number of vectors) now."""
 
-PRELUDE = """
+
+class Dialect(NamedTuple):
+    """What a compiler must be told before a kernel: of all, and of each type that the kernel has.
+
+    ``from_TYPE`` and ``to_TYPE`` turn the bits of a number into a float, and round a float to them; ``bits_of_TYPE`` is
+    for floats that are rounded already.
+    """
+
+    beginning: str
+    of_type: dict[str, str]
+
+
+CUDA = Dialect(
+    """
 struct __align__(8) Four16 { unsigned short at[4]; };
 struct __align__(16) Four32 { float at[4]; };
+__device__ __forceinline__ unsigned quotient(unsigned number, unsigned magic, unsigned shift) {
+  return (__umulhi(number, magic) + number) >> shift;
+}
+""",
+    {
+        "f32": """
+__device__ __forceinline__ float from_f32(float x) { return x; }
+__device__ __forceinline__ float to_f32(float x) { return x; }
+__device__ __forceinline__ float bits_of_f32(float x) { return x; }
+""",
+        # Instructions that GPUs have from compute capability 8.0 on; on others no kernel with this type can be built.
+        "bf16": """
 __device__ __forceinline__ float from_bf16(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); }
 __device__ __forceinline__ unsigned short to_bf16(float x) {
   unsigned short bits; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x)); return bits;
 }
+__device__ __forceinline__ unsigned short bits_of_bf16(float x) { return __float_as_uint(x) >> 16; }
+""",
+        "f16": """
 __device__ __forceinline__ float from_f16(unsigned short bits) {
   float x; asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits)); return x;
 }
 __device__ __forceinline__ unsigned short to_f16(float x) {
   unsigned short bits; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); return bits;
 }
-__device__ __forceinline__ unsigned quotient(unsigned number, unsigned magic, unsigned shift) {
-  return (__umulhi(number, magic) + number) >> shift;
-}
-__device__ __forceinline__ float from_f32(float x) { return x; }
-__device__ __forceinline__ float to_f32(float x) { return x; }
-// Of what is rounded already.
-__device__ __forceinline__ unsigned short bits_of_bf16(float x) { return __float_as_uint(x) >> 16; }
 __device__ __forceinline__ unsigned short bits_of_f16(float x) { return to_f16(x); }
-__device__ __forceinline__ float bits_of_f32(float x) { return x; }
-"""
+""",
+    },
+)
 
 _ACCESSES = """
 __device__ __forceinline__ void load_TYPE(const void* from, unsigned offset, float* to) {
@@ -114,12 +136,13 @@ class Program:
         number = int(operand[1:])
         return self.inputs[number].type if operand[0] == "i" else self.ops[number].type
 
-    def source(self, prelude: str = PRELUDE) -> str:
-        """Return the kernel in CUDA.
+    def source(self, dialect: Dialect = CUDA) -> str:
+        """Return the kernel.
 
         Each thread works on two vectors of four elements, which lie as far apart as a block has threads: neighbours
         read and write neighbouring vectors, and both are on their way at once.
         """
+        types = {one.type for one in self.inputs} | {op.type for op in self.ops}
         parameters = [f"const void* __restrict__ i{number}" for number in range(len(self.inputs))]
         parameters += [f"void* __restrict__ o{number}" for number, op in enumerate(self.ops) if op.is_kept]
         parameters.append("unsigned num_vectors")
@@ -136,10 +159,11 @@ class Program:
             f"store_{op.type}(o{number}, first, v{number}s[part]);" for number, op in enumerate(self.ops) if op.is_kept
         ]
         lines = [
-            prelude,
-            *(_accesses(type_name) for type_name in TYPES),
-            f'extern "C" __global__ void __launch_bounds__(256) {KERNEL_NAME}({", ".join(parameters)}) {{',
-            "unsigned vector = blockIdx.x * 512u + threadIdx.x;",
+            dialect.beginning,
+            *(dialect.of_type[name] + _accesses(name) for name in TYPES if name in types),
+            f'extern "C" __global__ void __launch_bounds__({THREADS_OF_BLOCK})',
+            f"{KERNEL_NAME}({', '.join(parameters)}) {{",
+            f"unsigned vector = blockIdx.x * {VECTORS_OF_BLOCK}u + threadIdx.x;",
             *(f"float i{number}s[2][4];" for number in range(len(self.inputs))),
             *(f"float v{number}s[2][4];" for number in range(len(self.ops))),
             *_for_both_parts(loads),
@@ -185,8 +209,8 @@ class Program:
 def _for_both_parts(lines: list[str]) -> list[str]:
     return [
         '_Pragma("unroll") for (int part = 0; part < 2; ++part) {',
-        "unsigned first = (vector + part * 256u) * 4u;",
-        "if (vector + part * 256u < num_vectors) {",
+        f"unsigned first = (vector + part * {THREADS_OF_BLOCK}u) * {VECTOR}u;",
+        f"if (vector + part * {THREADS_OF_BLOCK}u < num_vectors) {{",
         *lines,
         "} }",
     ]
@@ -203,11 +227,11 @@ def _known(name: str) -> tuple[PointwiseOp, str]:
 class FusedKernels:
     """The kernels of one device, built by ``build`` (source to function) and tried by ``launch``."""
 
-    def __init__(self, device: torch.device, build: Callable[[str], int], launch: Launcher, prelude: str) -> None:
+    def __init__(self, device: torch.device, build: Callable[[str], int], launch: Launcher, dialect: Dialect) -> None:
         self._device = device
         self._build = build
         self._launch = launch
-        self._prelude = prelude
+        self._dialect = dialect
         self._is_right: dict[tuple[str, ...], bool] = {}
         self._functions: dict[str, int] = {}
 
@@ -224,7 +248,7 @@ class FusedKernels:
                 self._is_right[kind] = self._gives_the_same(kind)
             if not self._is_right[kind]:
                 return 0
-        return self._build(program.source(self._prelude))
+        return self._build(program.source(self._dialect))
 
     def _gives_the_same(self, kind: tuple[str, ...]) -> bool:
         name, result_type, *types = kind
@@ -232,7 +256,7 @@ class FusedKernels:
             return False
         inputs = "".join(f"{of_type} flat;" for of_type in types)
         operands = " ".join(f"i{number}" for number in range(len(types)))
-        function = self._build(Program.read(f"{inputs}{name} {result_type} kept {operands}").source(self._prelude))
+        function = self._build(Program.read(f"{inputs}{name} {result_type} kept {operands}").source(self._dialect))
         arguments = _arguments_to_try([TYPES[of_type] for of_type in types], self._device)
         found = torch.empty(arguments[0].shape, dtype=TYPES[result_type], device=self._device)
         self._launch(function, [*arguments, found], found.numel() // VECTOR)
@@ -254,7 +278,8 @@ def _by_torch(name: str, arguments: list[Tensor], result_type: torch.dtype) -> T
 def _arguments_to_try(types: list[torch.dtype], device: torch.device) -> list[Tensor]:
     """Return all numbers of a type of 16 bits, and of others, or pairs, as many as are telling."""
     if len(types) == 1 and types[0].itemsize == 2:
-        return [torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(types[0]).to(device)]
+        bits = torch.arange(-(2**15), 2**15, dtype=torch.int32, device="cpu")
+        return [bits.to(torch.int16).view(types[0]).to(device)]
     some = [_telling_numbers(of_type, 256 if len(types) == 2 else 2**16) for of_type in types]
     if len(some) == 1:
         return [some[0].to(device)]
@@ -267,10 +292,13 @@ def _telling_numbers(of_type: torch.dtype, how_many: int) -> Tensor:
     limits = torch.finfo(of_type)
     named = [0.0, 1.0, 1.5, limits.tiny, limits.tiny * 2**-3, limits.max, limits.eps, 1 + limits.eps, float("inf")]
     named += [1 + 2.0**-8, 1 + 2.0**-9, 1 + 3 * 2.0**-9, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.0, 65520.0, float("nan")]
-    signed = torch.tensor([sign * number for sign, number in itertools.product((1, -1), named)], dtype=torch.float64)
-    random = torch.Generator().manual_seed(0)
-    num_bits = 8 * of_type.itemsize
-    integers = torch.int16 if num_bits == 16 else torch.int32
-    half = 2 ** (num_bits - 1)
-    others = torch.randint(-half, half, (how_many - len(signed),), generator=random).to(integers).view(of_type)
-    return torch.cat([signed.to(of_type), others])
+    both_signs = [sign * number for sign, number in itertools.product((1, -1), named)]
+    # On the host, whatever the user's default is, and from a generator that is not the user's.
+    signed = torch.tensor(both_signs, dtype=torch.float64, device="cpu").to(of_type)
+    random = torch.Generator("cpu").manual_seed(0)
+    integers = torch.int16 if of_type.itemsize == 2 else torch.int32
+    limits_of_bits = torch.iinfo(integers)
+    others = torch.randint(
+        limits_of_bits.min, limits_of_bits.max, (how_many - len(signed),), generator=random, device="cpu"
+    )
+    return torch.cat([signed, others.to(integers).view(of_type)])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memfit.runtime.cuda_functions import built_function, cuda_libraries, launch_now, launcher_address
-from memfit.runtime.fused_kernels import PRELUDE, FusedKernels
+from memfit.runtime.fused_kernels import CUDA, FusedKernels
 
 
 def start_fusing(native: Any) -> None:
@@ -48,4 +48,4 @@ def _kernel_of(device_index: int, program: str) -> int | None:
 @functools.cache
 def _kernels_on(device_index: int) -> FusedKernels:
     device = torch.device("cuda", device_index)
-    return FusedKernels(device, lambda source: built_function(source, device), launch_now, PRELUDE)
+    return FusedKernels(device, lambda source: built_function(source, device), launch_now, CUDA)
