@@ -54,7 +54,6 @@ __device__ __forceinline__ float from_f32(float x) { return x; }
 __device__ __forceinline__ float to_f32(float x) { return x; }
 __device__ __forceinline__ float bits_of_f32(float x) { return x; }
 """,
-        # Instructions that GPUs have from compute capability 8.0 on; on others no kernel with this type can be built.
         "bf16": """
 __device__ __forceinline__ float from_bf16(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); }
 __device__ __forceinline__ unsigned short to_bf16(float x) {

@@ -16,6 +16,10 @@ from memfit.runtime.cuda_functions import built_function, cuda_libraries, launch
 from memfit.runtime.fused_kernels import CUDA, FusedKernels
 
 
+_FIRST_WITH_BF16 = (8, 0)
+"""The compute capability from which on GPUs have instructions for these numbers."""
+
+
 def start_fusing(native: Any) -> None:
     """Let the engine in C++ fuse what it replays on CUDA devices, where that is possible."""
     if can_fuse_on("cuda"):
@@ -34,6 +38,8 @@ def _kernel_of(device_index: int, program: str) -> int | None:
     if torch.cuda.is_current_stream_capturing():
         # It is built and tried on the device, which must not become part of the graph.
         return None
+    if "bf16" in program and torch.cuda.get_device_capability(device_index) < _FIRST_WITH_BF16:
+        return 0
     try:
         return _kernels_on(device_index).kernel_of(program)
     except RuntimeError as error:
