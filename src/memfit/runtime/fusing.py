@@ -15,7 +15,6 @@ import torch
 from memfit.runtime.cuda_functions import built_function, cuda_libraries, launch_now, launcher_address
 from memfit.runtime.fused_kernels import CUDA, FusedKernels
 
-
 _FIRST_WITH_BF16 = (8, 0)
 """The compute capability from which on GPUs have instructions for these numbers."""
 
