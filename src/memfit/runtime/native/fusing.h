@@ -24,7 +24,8 @@
 
 namespace memfit {
 
-constexpr int64_t WIDTH = 4;  // elements of a vector, of which each thread of a kernel works on two
+// As `fused_kernels.py` has them: elements of a vector, threads of a block, each of which works on two vectors.
+constexpr int64_t WIDTH = 4;
 constexpr int64_t THREADS = 256;
 constexpr size_t MOST_INPUTS = 16;
 constexpr size_t MOST_DIMENSIONS = 4;
@@ -47,39 +48,45 @@ inline Fusing* fusing = nullptr;
 
 Tensor read(const Source& source);
 
-// How a tensor is gone through in the order in which a result lies in memory: innermost dimension first.
+// The dimensions of a result in the order in which it lies in memory, innermost first: their sizes, and which they are.
+struct OrderedDimension {
+  int64_t size;
+  size_t place;
+};
+using Order = c10::SmallVector<OrderedDimension, 6>;
+
+// Nothing where the result does not lie densely in its memory.
+inline std::optional<Order> dense_order(const Geometry& result) {
+  Order order;
+  for (size_t place = 0; place < result.size.size(); ++place) order.push_back({result.size[place], place});
+  std::stable_sort(order.begin(), order.end(), [&](const auto& one, const auto& other) {
+    return result.stride[one.place] < result.stride[other.place];
+  });
+  int64_t expected = 1;
+  for (const auto& [size, place] : order) {
+    if (size != 1 && result.stride[place] != expected) return std::nullopt;
+    expected *= size;
+  }
+  return order;
+}
+
+// How an argument is gone through in that order: as few dimensions as tell it.
 struct Dimension {
   int64_t size;
   int64_t stride;
 };
 using Walkway = c10::SmallVector<Dimension, 6>;
 
-// Nothing where the result does not lie densely in its memory.
-inline std::optional<Walkway> dense_walkway(const Geometry& result) {
-  Walkway dimensions;
-  for (size_t i = 0; i < result.size.size(); ++i) dimensions.push_back({result.size[i], static_cast<int64_t>(i)});
-  std::stable_sort(dimensions.begin(), dimensions.end(), [&](const Dimension& one, const Dimension& other) {
-    return result.stride[one.stride] < result.stride[other.stride];
-  });
-  int64_t expected = 1;
-  for (const auto& [size, place] : dimensions) {
-    if (size != 1 && result.stride[place] != expected) return std::nullopt;
-    expected *= size;
-  }
-  return dimensions;
-}
-
-// ``order`` has the result's sizes, each with its place among the dimensions.
-inline std::optional<Walkway> walkway(const Walkway& order, at::IntArrayRef size, at::IntArrayRef stride) {
+// Nothing where the sizes are not those of the result, and not to be repeated to them either.
+inline std::optional<Walkway> walkway(const Order& order, at::IntArrayRef size, at::IntArrayRef stride) {
   if (size.size() > order.size()) return std::nullopt;
   const auto missing = order.size() - size.size();
   Walkway found;
   for (const auto& [result_size, place] : order) {
     if (result_size == 1) continue;
-    const auto own = static_cast<size_t>(place);
-    const bool is_repeated = own < missing || size[own - missing] == 1;
-    if (!is_repeated && size[own - missing] != result_size) return std::nullopt;
-    const auto step = is_repeated ? 0 : stride[own - missing];
+    const bool is_repeated = place < missing || size[place - missing] == 1;
+    if (!is_repeated && size[place - missing] != result_size) return std::nullopt;
+    const auto step = is_repeated ? 0 : stride[place - missing];
     if (!found.empty() && found.back().stride * found.back().size == step) {
       found.back().size *= result_size;
     } else {
@@ -160,7 +167,7 @@ class FusedReplay {
   };
 
   bool add(const intrusive_ptr<Recipe>& recipe);
-  std::optional<Operand> operand(const Source& source, const Walkway& order, const Geometry& result, bool is_cast);
+  std::optional<Operand> operand(const Source& source, const Order& order, const Geometry& result, bool is_cast);
   bool is_worth_it() const;
   void find_wanted();
   bool fits_where_ops_would() const;
@@ -209,7 +216,7 @@ inline bool FusedReplay::add(const intrusive_ptr<Recipe>& recipe) {
   auto value = recipe->outputs[0].second.lock();
   if (!value || value->tensor.defined()) return false;
   const auto& result = value->geometry;
-  const auto order = dense_walkway(result);
+  const auto order = dense_order(result);
   const auto num_elements = c10::multiply_integers(result.size);
   if (!order || result.offset != 0 || result.is_conj || result.is_neg || name_of(result.dtype) == nullptr) return false;
   if (!rule.is_exact && result.dtype == at::kFloat) return false;
@@ -241,7 +248,7 @@ inline bool FusedReplay::add(const intrusive_ptr<Recipe>& recipe) {
   return true;
 }
 
-inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& source, const Walkway& order,
+inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& source, const Order& order,
                                                                 const Geometry& result, bool is_cast) {
   const auto is_of_usual_type = [&](at::ScalarType type) {
     return name_of(type) != nullptr && (is_cast || type == result.dtype || result.dtype == at::kFloat);
@@ -259,8 +266,8 @@ inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& so
   // A recipe of before has brought it back, or it was never gone.
   if (source.value && !source.value->tensor.defined()) return std::nullopt;
   auto tensor = read(source);
-  // Numbers on the host, and those that torch lets follow the type of the others.
   if (tensor.device().type() != fusing->device_type || (device_ && tensor.device() != *device_)) return std::nullopt;
+  // The type of single numbers follows that of the others.
   if (tensor.dim() == 0 || tensor.layout() != at::kStrided || tensor.is_nested() || tensor.is_conj() ||
       tensor.is_neg() || tensor._is_zerotensor() || !is_of_usual_type(tensor.scalar_type()) ||
       tensor.key_set().has(c10::DispatchKey::Python)) {
