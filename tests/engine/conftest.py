@@ -25,6 +25,7 @@ RUN_ONCE = {
     "test_step_comparison",
     "test_unfit_plans",
     "test_watching",
+    "test_where_fused",
     "test_ways_into_regions",
 }
 ENGINES = ("C++", "Python")

@@ -26,10 +26,10 @@ def start_fusing(native: Any) -> None:
 
 
 def can_fuse_on(device_type: str) -> bool:
-    """Return whether there can be kernels for devices of this type."""
+    """Return whether there can be kernels for devices of this type. Wakes none: who forks later may not want that."""
     if device_type != "cuda" or os.environ.get("MEMFIT_FUSE") == "0":
         return False
-    return torch.version.cuda is not None and torch.cuda.is_available() and cuda_libraries() is not None
+    return torch.version.cuda is not None and cuda_libraries() is not None
 
 
 def _kernel_of(device_index: int, program: str) -> int | None:

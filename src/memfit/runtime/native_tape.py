@@ -72,7 +72,7 @@ def new_offloading() -> Offloading:
 
 def fuses_on(device: torch.device) -> bool:
     """Return whether pointwise ops that are replayed on ``device`` run in one kernel."""
-    return _configured_module() is not None and can_fuse_on(device.type)
+    return can_fuse_on(device.type) and _configured_module() is not None
 
 
 def engine_name() -> str:
