@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.test_fusing import norm, numbers
+from tests.engine.zoo import ZOO, Example
 from torch import Tensor, nn
 
 import memfit
 from memfit.capture import fused_costs, real_step, recorder
 from memfit.capture.fused_costs import with_fused_replays
+from memfit.capture.op_facts import fused_facts_of
 from memfit.capture.recording import FusedFacts, OpFacts
 from memfit.graph.model_profile import Phase, RecordedOp, RecordedValue, Replay, Save
-from memfit.runtime.op_rules import op_name
+from memfit.runtime.op_rules import op_name, rule_for
 from memfit.runtime.pointwise_ops import can_be_fused
 
 RATE = 10.0
@@ -85,15 +87,19 @@ class Norm(nn.Module):
         return norm(x.exp(), self.weight).float().square().sum()
 
 
-def profiled(monkeypatch: pytest.MonkeyPatch, *, fuses: bool) -> memfit.ModelProfile:
+def pretend_to_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (recorder, real_step):
-        monkeypatch.setattr(module, "fuses_on", lambda _device: fuses)
+        monkeypatch.setattr(module, "fuses_on", lambda _device: True)
     monkeypatch.setattr(real_step, "copied_bytes_per_second", lambda _device: 1e12)
+
+
+def profiled() -> memfit.ModelProfile:
     return memfit.profile(Norm(), numbers(8, 64).requires_grad_())
 
 
 def test_profiles_tell_what_replays_take_where_ops_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = profiled(monkeypatch, fuses=True)
+    pretend_to_fuse(monkeypatch)
+    profile = profiled()
     replayed = {f"{op.op}#{op.call}": op.replay_seconds for op in profile.ops if op.replay_seconds is not None}
     elements = 8 * 64
     # Read and widened; times the scale, passed on; narrowed; times the weight, passed on; and widened for the loss.
@@ -109,12 +115,27 @@ def test_profiles_tell_what_replays_take_where_ops_are_fused(monkeypatch: pytest
     assert again == profile.ops
 
 
-def test_profiles_tell_nothing_of_it_where_they_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(op.replay_seconds is None for op in profiled(monkeypatch, fuses=False).ops)
+@pytest.mark.parametrize("example", ZOO, ids=str)
+def test_any_model_can_be_profiled_where_ops_are_fused(monkeypatch: pytest.MonkeyPatch, example: Example) -> None:
+    pretend_to_fuse(monkeypatch)
+    model, batch, loss = example.build()
+    with example.context():
+        profile = memfit.profile(model, batch, loss=loss)
+    assert all(op.replay_seconds is None or 0 <= op.replay_seconds <= op.seconds for op in profile.ops)
+
+
+def test_ops_that_return_nothing_are_not_fused() -> None:
+    op = torch.ops.aten._assert_async.default
+    assert fused_facts_of(op, rule_for(op), (torch.ones(1),), {}, [], [0]) is None
+
+
+def test_profiles_tell_nothing_of_it_where_they_are_not() -> None:
+    assert all(op.replay_seconds is None for op in profiled().ops)
 
 
 def test_plans_count_with_what_replays_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = profiled(monkeypatch, fuses=True)
+    pretend_to_fuse(monkeypatch)
+    profile = profiled()
     plan = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=["*::aten._to_copy", "*::aten.mul"])
     replayed = sum(op.replay_seconds or 0.0 for op in profile.ops if op.module == "" and op.replay_seconds is not None)
     assert plan.predicted_overhead == pytest.approx(replayed / profile.step_seconds)
@@ -142,6 +163,7 @@ ATEN = torch.ops.aten
         (False, ATEN.add.Tensor, (X, X), {"alpha": 2}),
         (False, ATEN.mul.Tensor, (X.flatten()[:6], X.flatten()[:6]), {}),
         (False, ATEN.mul.Tensor, (X, numbers(16, 8).T), {}),
+        (False, ATEN.mul.Tensor, (X.float().to_sparse(), X.float().to_sparse()), {}),
         (False, ATEN.sin.default, (X,), {}),
         (False, ATEN.mul.Scalar, (X, 2.0), {}),
     ],

@@ -5,7 +5,7 @@ Also whether the host has to wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -51,15 +51,15 @@ def facts_of(
 
 
 def fused_facts_of(
-    op: Any, rule: OpRule, args: Any, kwargs: Any, results: Iterable[Any], values: Iterable[int | None]
+    op: Any, rule: OpRule, args: Any, kwargs: Any, results: Sequence[Any], values: Sequence[int | None]
 ) -> FusedFacts | None:
     """Return the facts of a call that may be replayed in one kernel with others, None for others.
 
     ``values`` are what the tensors hold that it reads.
     """
-    result, *others = results
-    if others or not can_be_fused(op, rule.name, args, kwargs, result):
+    if len(results) != 1 or not can_be_fused(op, rule.name, args, kwargs, results[0]):
         return None
+    result = results[0]
     inputs = tensors_in((args, kwargs))
     return FusedFacts(
         reads=tuple((value, _touched_bytes(tensor)) for value, tensor in zip(values, inputs, strict=True)),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.runtime.call_arguments import is_strided
 from memfit.runtime.torch_internals import OpOverload
 
 VECTOR = 4
@@ -111,6 +112,8 @@ def can_be_fused(op: object, name: str, args: tuple[Any, ...], kwargs: dict[str,
         return False
     tensors = [argument for argument in args if isinstance(argument, Tensor)]
     if len(tensors) != known.num_tensors or kwargs.get("alpha", 1) != 1:
+        return False
+    if not all(is_strided(tensor) for tensor in (result, *tensors)):
         return False
     types = list(TYPES.values()) if known.is_exact else [TYPES[name] for name in TYPES_TRIED_WHOLE]
     return result.dtype in types and all(
