@@ -161,6 +161,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE")
     parser.add_argument("--profiles", type=Path, metavar="DIR", help="save the profiles here")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device here, and ops are replayed in one kernel only there")
+    if unknown := [name for name in options.models if name not in SUBJECTS]:
+        parser.error(f"no model is called {unknown[0]!r}; there are {', '.join(SUBJECTS)}")
     engine_name()
     results: dict[str, Any] = {"machine": machine(), "chains": list(measured_chains(options.rounds)), "models": []}
     table = Table("chain", "one by one us", "at once us", "at once TB/s", title=f"{ROWS} x {WIDTH}, {machine()}")
