@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -109,9 +109,16 @@ def measured_chains(num_rounds: int) -> Iterator[dict[str, Any]]:
         yield {
             "chain": name,
             "one_by_one_us": median(one_by_one),
+            "one_by_one_quartiles_us": quartiles(one_by_one),
             "at_once_us": median(at_once),
+            "at_once_quartiles_us": quartiles(at_once),
             "bytes_per_second": rate,
         }
+
+
+def quartiles(numbers: list[float]) -> list[float]:
+    first, _, third = quantiles(numbers, n=4, method="inclusive")
+    return [first, third]
 
 
 def step_ms(subject: Subject) -> float:
@@ -149,9 +156,16 @@ def measured_model(name: str, num_rounds: int, profiles: Path | None) -> dict[st
         "model": name,
         "plain_ms": median(plain),
         "one_by_one": median(ratios[0]),
+        "one_by_one_quartiles": quartiles(ratios[0]),
         "at_once": median(ratios[1]),
+        "at_once_quartiles": quartiles(ratios[1]),
         "predicted": 1 + plan.predicted_overhead,
     }
+
+
+def spread(middle: float, quartiles: list[float], num_digits: int) -> str:
+    low, high = quartiles
+    return f"{middle:.{num_digits}f} ({low:.{num_digits}f} to {high:.{num_digits}f})"
 
 
 def main() -> None:
@@ -169,16 +183,16 @@ def main() -> None:
     results: dict[str, Any] = {"machine": machine(), "chains": list(measured_chains(options.rounds)), "models": []}
     table = Table("chain", "one by one us", "at once us", "at once TB/s", title=f"{ROWS} x {WIDTH}, {machine()}")
     for row in results["chains"]:
-        cells = (row["one_by_one_us"], row["at_once_us"], row["bytes_per_second"] * 1e-12)
-        table.add_row(row["chain"], *(f"{cell:.2f}" for cell in cells))
+        times = [spread(row[f"{way}_us"], row[f"{way}_quartiles_us"], 1) for way in ("one_by_one", "at_once")]
+        table.add_row(row["chain"], *times, f"{row['bytes_per_second'] * 1e-12:.2f}")
     Console(width=120).print(table)
     table = Table("model", "plain ms", "half, one by one", "half, at once", "predicted", title=machine())
     with QuietHost(2).held():
         for name in options.models:
             row = measured_model(name, options.rounds, options.profiles)
             results["models"].append(row)
-            cells = (row["one_by_one"], row["at_once"], row["predicted"])
-            table.add_row(name, f"{row['plain_ms']:.1f}", *(f"{cell:.3f}" for cell in cells))
+            ratios = [spread(row[way], row[f"{way}_quartiles"], 3) for way in ("one_by_one", "at_once")]
+            table.add_row(name, f"{row['plain_ms']:.1f}", *ratios, f"{row['predicted']:.3f}")
             gc.collect()
             torch.cuda.empty_cache()
     if options.models:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.test_fusing import norm, numbers
+from tests.engine.pointwise_chains import norm, numbers
 from tests.engine.zoo import ZOO, Example
 from torch import Tensor, nn
 

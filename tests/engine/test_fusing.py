@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.engine.host_kernels import HostKernels
 from tests.engine.plans import VALUE_PLANS, PlanFor, applied
+from tests.engine.pointwise_chains import norm, numbers
 from tests.engine.step_comparison import assert_same, trace_steps
 from tests.engine.zoo import ZOO, Example
 from torch import Tensor, nn
@@ -96,17 +97,6 @@ def assert_same_bits(found: list[Tensor], expected: list[Tensor]) -> None:
     assert len(found) == len(expected) > 0
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
-
-
-def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def norm(x: Tensor, weight: Tensor) -> Tensor:
-    """A transformer's root-mean-square norm, as it is written in most models."""
-    wide = x.to(torch.float32)
-    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-    return weight * (wide * scale).to(x.dtype)
 
 
 def test_a_norm_is_one_kernel(kernels: HostKernels) -> None:

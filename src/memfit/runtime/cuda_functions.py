@@ -31,17 +31,14 @@ def cuda_libraries() -> ctypes.CDLL | None:
 
 def launcher_address() -> int:
     """Return where `cuLaunchKernel` is."""
-    libraries = cuda_libraries()
-    assert libraries is not None
-    address = ctypes.cast(libraries.cuLaunchKernel, ctypes.c_void_p).value
+    address = ctypes.cast(_known_libraries().cuLaunchKernel, ctypes.c_void_p).value
     assert address is not None
     return address
 
 
 def built_function(source: str, device: torch.device) -> int:
     """Return the address of the kernel in ``source`` on ``device``."""
-    libraries = cuda_libraries()
-    assert libraries is not None
+    libraries = _known_libraries()
     with torch.cuda.device(device):
         # What loads a module needs the context that torch makes with its first tensor.
         torch.cuda.current_stream().synchronize()
@@ -56,8 +53,7 @@ def built_function(source: str, device: torch.device) -> int:
 
 def launch_now(function: int, tensors: list[Tensor], num_vectors: int) -> None:
     """Run the kernel on ``tensors`` and wait for it."""
-    libraries = cuda_libraries()
-    assert libraries is not None
+    libraries = _known_libraries()
     values = [*(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors), ctypes.c_uint(num_vectors)]
     addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     num_blocks = -(-num_vectors // VECTORS_OF_BLOCK)
@@ -69,6 +65,13 @@ def launch_now(function: int, tensors: list[Tensor], num_vectors: int) -> None:
         )
         _check(launched, "cuLaunchKernel")
         stream.synchronize()
+
+
+def _known_libraries() -> ctypes.CDLL:
+    """For those who have asked before whether there are any."""
+    libraries = cuda_libraries()
+    assert libraries is not None
+    return libraries
 
 
 def _compiled(libraries: ctypes.CDLL, source: str, device: torch.device) -> ctypes.Array[ctypes.c_char]:

@@ -1,7 +1,8 @@
 // The names of torch and Python that all of this uses, and the one dispatch key. What is used of torch beyond its
 // public headers was checked on 2.11.0 and 2.13.0: the key, at::SavedTensorDefaultHooks and the stack in its TLS state,
-// c10::StorageImpl's weak references, TensorImpl::shallow_copy_and_detach, c10::impl::VirtualGuardImpl,
-// c10::impl::BoxedKernelWrapper, c10::impl::boxArgs, torch::autograd::get_current_graph_task_id, at::_ops.
+// c10::StorageImpl's weak references, TensorImpl::shallow_copy_and_detach, c10::impl::VirtualGuardImpl with
+// getStreamNativeHandle, c10::impl::BoxedKernelWrapper, c10::impl::boxArgs, torch::autograd::get_current_graph_task_id,
+// at::_ops.
 
 #pragma once
 
