@@ -120,7 +120,7 @@ def enter_plans(race: Race, model: torch.nn.Module, plans: Plans) -> None:
     first_label: dict[tuple[Any, ...], str] = {(frozenset(), (), (), 0): PLAIN}
     for label, plan in ((f"{label}{plans.suffix}", plan) for label, plan in plans.plans.items()):
         dropped = frozenset(entry for entry in plan.decisions.items() if entry[1] is not memfit.Decision.SAVE)
-        what_it_does = (dropped, plan.regions, plan.watched, plan.window_bytes)
+        what_it_does = (dropped, plan.recorded_modules, plan.hooked_modules, plan.window_bytes)
         if what_it_does in first_label:
             race.enter_as(label, first_label[what_it_does])
         else:
@@ -164,7 +164,7 @@ def plan_data(plan: memfit.Plan, label: str, rows: list[Row]) -> dict[str, Any]:
         "predicted_peak_bytes": plan.predicted_peak_bytes,
         "predicted_overhead": plan.predicted_overhead,
         "optimality_gap": plan.optimality_gap,
-        "num_regions": len(plan.regions),
+        "num_regions": len(plan.recorded_modules),
         "host_bytes": plan.host_bytes,
         "window_bytes": plan.window_bytes,
         "measured_peak_bytes": measured.peak_bytes,

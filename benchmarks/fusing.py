@@ -31,7 +31,7 @@ from memfit.runtime.fusing import start_fusing
 from memfit.runtime.native_build import native_module
 from memfit.runtime.native_tape import engine_name, new_tape
 from memfit.runtime.pointwise_ops import POINTWISE_OPS
-from memfit.runtime.regions import Region
+from memfit.runtime.recorded_modules import Region
 from memfit.runtime.torch_internals import keep_gpu_busy
 
 ROWS, WIDTH = 8 * 2048, 2048

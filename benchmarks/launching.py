@@ -19,8 +19,8 @@ from rich.table import Table
 
 import memfit
 from memfit.capture.kept_state import KeptState
-from memfit.capture.step import TrainingStep
 from memfit.capture.step_times import timed_in_turns
+from memfit.capture.training_step import TrainingStep
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
 from memfit.runtime.native_tape import engine_name

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 import memfit
+from memfit.layers.backward_sweep import binomial_sweep
 from memfit.layers.examples import gpt_layers
 from memfit.layers.strategies import LayerStrategy
-from memfit.layers.sweep import binomial_sweep
 
 NUMS_LAYERS = (1_000, 10_000, 100_000)
 # Between 10^4 and 4 * 10^5 layers the cost of a layer about doubles, and then stays: only there does the exponent tell.

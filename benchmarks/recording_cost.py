@@ -21,7 +21,7 @@ from measuring import machine
 from memfit.capture.host_costs import measured_host_costs
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.native_tape import engine_name, new_tape
-from memfit.runtime.regions import Region
+from memfit.runtime.recorded_modules import Region
 from memfit.runtime.tape import Tape
 from memfit.runtime.torch_internals import DispatchMode
 
@@ -69,7 +69,11 @@ def main() -> None:
         print(f"{name} adds {(best_microseconds(run) - plain) / num_ops:.1f} us per op")
     costs = measured_host_costs(0.0, 0.0)
     each = {"op recorded": costs.recorded_op, "more if its result is dropped": costs.dropped_op}
-    each |= {"module gone into": costs.entry, "save watched": costs.watched_save, "op run again": costs.replayed_op}
+    each |= {
+        "module gone into": costs.module_entry,
+        "save watched": costs.hooked_save,
+        "op replayed": costs.replayed_op,
+    }
     words = ", ".join(f"{name} {1e6 * seconds:.1f}" for name, seconds in each.items())
     print(f"in {engine_name()}, as profile() measures it, us for each: {words}")
 

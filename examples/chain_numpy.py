@@ -22,7 +22,7 @@ class TanhChain:
         self.weights = [random.normal(size=(WIDTH, WIDTH)) / np.sqrt(WIDTH) for _ in LAYERS]
         self.num_forward_calls = 0
         self.most_bytes_held = 0
-        self.watched: ActivationCheckpointer | None = None
+        self.hooked_modules: ActivationCheckpointer | None = None
 
     def forward(self, activation: np.ndarray, layer: int) -> np.ndarray:
         self.num_forward_calls += 1
@@ -35,8 +35,8 @@ class TanhChain:
         return (grad_out * (1 - output**2)) @ self.weights[layer].T
 
     def watch(self) -> None:
-        if self.watched is not None:
-            held = self.watched.memory_stored_bytes + self.watched.memory_input_bytes
+        if self.hooked_modules is not None:
+            held = self.hooked_modules.memory_stored_bytes + self.hooked_modules.memory_input_bytes
             self.most_bytes_held = max(self.most_bytes_held, held)
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     for num_slots in (0, 1, 2, 3, 5, 8, 12, 24):
         chain = TanhChain()
         checkpointer = ActivationCheckpointer(CheckpointConfig(checkpoint_every_n_layers=1, max_checkpoints=num_slots))
-        chain.watched = checkpointer
+        chain.hooked_modules = checkpointer
         checkpointer.checkpointed_forward(x, LAYERS, chain.forward)
         chain.watch()
         gradient = checkpointer.backward(grad_output, LAYERS, chain.forward, chain.vjp)

@@ -61,7 +61,7 @@ def test_importing_memfit_loads_nothing_heavy() -> None:
     "statement",
     [
         "import memfit; memfit.build_checkpoint_plan([], memfit.Budget(1))",
-        "import memfit.layers.files, memfit.layers.examples",
+        "import memfit.layers.layer_files, memfit.layers.examples",
         "import memfit.report.layer_table",
     ],
 )

@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from memfit.errors import VerificationError as VerificationError
     from memfit.fitting import Fitted as Fitted
     from memfit.fitting import fit as fit
+    from memfit.graph.layer_profile import LayerMemoryProfile as LayerMemoryProfile
+    from memfit.graph.layer_profile import LayerTypeHint as LayerTypeHint
     from memfit.graph.model_profile import ModelProfile as ModelProfile
     from memfit.graph.plan import Decision as Decision
     from memfit.graph.plan import FrontierPoint as FrontierPoint
     from memfit.graph.plan import Plan as Plan
     from memfit.graph.verification import Verification as Verification
+    from memfit.layers.checkpoint_plan import ActivationStats as ActivationStats
+    from memfit.layers.checkpoint_plan import CheckpointPlan as CheckpointPlan
+    from memfit.layers.checkpoint_plan import activation_stats as activation_stats
+    from memfit.layers.checkpoint_plan import build_checkpoint_plan as build_checkpoint_plan
+    from memfit.layers.checkpoint_plan import estimate_memory_with_plan as estimate_memory_with_plan
+    from memfit.layers.checkpoint_plan import estimate_total_recompute_flops as estimate_total_recompute_flops
     from memfit.layers.checkpointer import ActivationCheckpointer as ActivationCheckpointer
     from memfit.layers.checkpointer import CheckpointConfig as CheckpointConfig
-    from memfit.layers.plan import ActivationStats as ActivationStats
-    from memfit.layers.plan import CheckpointPlan as CheckpointPlan
-    from memfit.layers.plan import activation_stats as activation_stats
-    from memfit.layers.plan import build_checkpoint_plan as build_checkpoint_plan
-    from memfit.layers.plan import estimate_memory_with_plan as estimate_memory_with_plan
-    from memfit.layers.plan import estimate_total_recompute_flops as estimate_total_recompute_flops
-    from memfit.layers.profile import LayerMemoryProfile as LayerMemoryProfile
-    from memfit.layers.profile import LayerTypeHint as LayerTypeHint
     from memfit.layers.strategies import AttentionOnly as AttentionOnly
     from memfit.layers.strategies import Budget as Budget
     from memfit.layers.strategies import EveryNthLayer as EveryNthLayer
@@ -68,7 +68,7 @@ _HOME_OF = {
         "StaleValueError",
         "VerificationError",
     ),
-    "memfit.layers.profile": ("LayerMemoryProfile", "LayerTypeHint"),
+    "memfit.graph.layer_profile": ("LayerMemoryProfile", "LayerTypeHint"),
     "memfit.layers.strategies": (
         "AttentionOnly",
         "Budget",
@@ -80,7 +80,7 @@ _HOME_OF = {
         "Selective",
         "SqrtLayers",
     ),
-    "memfit.layers.plan": (
+    "memfit.layers.checkpoint_plan": (
         "ActivationStats",
         "CheckpointPlan",
         "activation_stats",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from memfit.capture.profiling import profile as profile_step
-from memfit.capture.step import Loss
+from memfit.capture.training_step import Loss
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError, VerificationError
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
@@ -135,7 +135,7 @@ def _refuse_broken(verification: Verification) -> None:
 
 
 def _warn_of_surprises(profile: ModelProfile, plan: Plan, verification: Verification) -> None:
-    if not plan.regions:
+    if not plan.recorded_modules:
         warnings.warn(
             f"the plan changes nothing: the plain step peaks at {format_bytes(profile.peak_bytes)}, which is within "
             f"the budget of {format_bytes(plan.budget_bytes or 0)}",

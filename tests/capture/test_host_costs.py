@@ -18,11 +18,11 @@ from memfit.graph.plan import Decision, Plan
 from memfit.planning.planner import plan_of_all_that_replays, plan_of_every_second_that_replays
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
-from memfit.runtime.regions import Region
+from memfit.runtime.recorded_modules import Region
 
 GPT = BY_NAME["gpt"]
 COSTS = HostCosts(
-    forward=1.0, backward=2.0, recorded_op=0.4, dropped_op=0.3, entry=0.2, watched_save=0.1, replayed_op=0.5
+    forward=1.0, backward=2.0, recorded_op=0.4, dropped_op=0.3, module_entry=0.2, hooked_save=0.1, replayed_op=0.5
 )
 
 
@@ -65,7 +65,7 @@ def test_going_into_a_module_does_not_cost_what_a_forward_pass_does(monkeypatch:
 
     monkeypatch.setattr("memfit.capture.host_costs.new_tape", Dear)
     monkeypatch.setattr("memfit.capture.host_costs.time", Clock)
-    assert measured_host_costs(0.0, 0.0).entry == 1.0
+    assert measured_host_costs(0.0, 0.0).module_entry == 1.0
 
 
 def test_a_host_that_is_slow_for_moments_is_not_taken_for_what_the_engine_costs(

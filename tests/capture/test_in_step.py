@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from memfit.capture.in_step import host_in_the_step, ops_in_the_step, rested_share, runs_ahead
+from memfit.capture.in_step import host_in_the_step, ops_in_the_step, runs_ahead, unthrottled_share
 from memfit.capture.op_facts import NOTHING_KNOWN
 from memfit.graph.model_profile import HostCosts, Phase, RecordedOp, Replay
 
 HOST = HostCosts(
-    forward=2.0, backward=3.0, recorded_op=0.4, dropped_op=0.3, entry=0.2, watched_save=0.1, replayed_op=0.5
+    forward=2.0, backward=3.0, recorded_op=0.4, dropped_op=0.3, module_entry=0.2, hooked_save=0.1, replayed_op=0.5
 )
 
 
@@ -41,9 +41,9 @@ def test_ops_are_left_alone_where_the_device_is_not_short_of_time(step_seconds: 
 
 def test_a_device_that_rests_takes_what_the_ops_took_apart() -> None:
     apart = ops((4.0, 7), (2.0, 0), (6.0, 9))
-    assert rested_share(apart, ops_in_the_step(apart, HOST, step_seconds=14.0)) == pytest.approx(12 / 14)
-    assert rested_share(apart, ops_in_the_step(apart, HOST, step_seconds=11.0)) == 1.0
-    assert rested_share([], []) == 1.0
+    assert unthrottled_share(apart, ops_in_the_step(apart, HOST, step_seconds=14.0)) == pytest.approx(12 / 14)
+    assert unthrottled_share(apart, ops_in_the_step(apart, HOST, step_seconds=11.0)) == 1.0
+    assert unthrottled_share([], []) == 1.0
 
 
 def test_a_step_without_matrix_products_is_left_as_it_is() -> None:

@@ -127,7 +127,7 @@ def test_fake_profile_has_the_ops_and_values_of_the_real_one() -> None:
         (op.module, op.op, op.inputs, op.outputs) for op in real.ops
     ]
     # Fake tensors cannot be tried. The last value is the rest of the device's memory, libraries' workspaces in it.
-    assert fake.values[:-1] == tuple(replace(value, comes_back=True) for value in real.values[:-1])
+    assert fake.values[:-1] == tuple(replace(value, replays_exactly=True) for value in real.values[:-1])
     assert fake.values[-1].num_bytes == real.values[-1].num_bytes > 0
     without_workspaces = [replace(op, workspace_bytes=0) for op in real.ops]
     assert fake.peak_bytes == max(plain_timeline_bytes(without_workspaces, real.values))

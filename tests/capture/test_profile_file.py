@@ -85,7 +85,7 @@ def profiles(draw: st.DrawFn) -> ModelProfile:
         host=draw(st.none() | st.builds(HostCosts, *[seconds] * 7, st.booleans(), st.booleans())),
         inputs=draw(inputs),
         link=draw(st.none() | st.builds(Link, rates, rates, *[seconds, sizes, seconds, seconds])),
-        rested_share=draw(st.floats(0, 1, exclude_min=True)),
+        unthrottled_share=draw(st.floats(0, 1, exclude_min=True)),
     )
 
 
@@ -153,7 +153,7 @@ def document(tmp_path: Path) -> dict[str, Any]:
         (("ops", 3, "outputs"), [], r"values\[\d+\]: op_index is 3, and the outputs of ops\[3\] do not have \d+"),
         (("ops", 3, "outputs"), [0], r"values\[\d+\]: op_index is 3, and the outputs of ops\[3\] do not have"),
         (("values", 0, "op_index"), 3, r"values\[0\]: op_index is 3, and the outputs of ops\[3\] do not have 0"),
-        (("values", 5, "comes_back"), "no", r"values\[5\]: comes_back must be true or false"),
+        (("values", 5, "replays_exactly"), "no", r"values\[5\]: replays_exactly must be true or false"),
         (("link",), {}, r'link: "back_bytes_per_second".* is missing'),
         (
             ("link",),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import memfit
-from memfit.capture.step import loss_of
+from memfit.capture.training_step import loss_of
 
 MODES = pytest.mark.parametrize("mode", ["real", "fake"])
 

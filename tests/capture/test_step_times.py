@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from memfit.capture.kept_state import KeptState
-from memfit.capture.step import TrainingStep
 from memfit.capture.step_times import StepAlone, timed_alone, timed_in_a_row, timed_in_turns
+from memfit.capture.training_step import TrainingStep
 
 
 class Counting(nn.Module):

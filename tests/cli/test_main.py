@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import memfit
 from memfit.cli.main import app
 from memfit.layers.examples import gpt_layers
-from memfit.layers.files import load_layer_plan, load_layers
+from memfit.layers.layer_files import load_layer_plan, load_layers
 
 
 def test_version_prints_and_exits() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from memfit import Budget, Full, InfeasibleBudgetError, MemfitError, PlanFileError, build_checkpoint_plan
 from memfit.cli.main import app
 from memfit.layers.examples import gpt_layers
-from memfit.layers.files import load_layer_plan, save_layers
+from memfit.layers.layer_files import load_layer_plan, save_layers
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "layers.json")
 

@@ -145,7 +145,7 @@ def test_fit_shows_plan_and_proof_and_writes_both(profile_file: Path, tmp_path: 
     assert "equal, bit for bit" in shown
     assert max(len(line) for line in shown.splitlines() if not line.startswith("Wrote")) <= 80
     assert "</html>" in page.read_text(encoding="utf-8")
-    assert Plan.load(plan_file).regions
+    assert Plan.load(plan_file).recorded_modules
 
 
 def test_fit_as_json_is_one_object_with_the_proof(profile_file: Path) -> None:

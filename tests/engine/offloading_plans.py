@@ -28,7 +28,7 @@ def plan_with(profile: memfit.ModelProfile, decide: Callable[[str], Decision], w
     """
     plan = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=["*"])
     decisions = {name: decide(name) if before == "recompute" else before for name, before in plan.decisions.items()}
-    return replace(plan, decisions=decisions, regions=("",), watched=("",), window_bytes=window_bytes)
+    return replace(plan, decisions=decisions, recorded_modules=("",), hooked_modules=("",), window_bytes=window_bytes)
 
 
 def with_decisions(plan: memfit.Plan, decisions: dict[str, Decision]) -> memfit.Plan:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
 from memfit.capture.kept_state import KeptState
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 
 GPT = BY_NAME["gpt-autocast"]
 # Four linear layers in each of three blocks, and the head. Their biases are cast too, but autograd keeps none.

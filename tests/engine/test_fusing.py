@@ -29,7 +29,7 @@ import memfit
 from memfit.runtime.native_build import native_module
 from memfit.runtime.native_tape import NativeTape, new_tape
 from memfit.runtime.pointwise_ops import POINTWISE_OPS
-from memfit.runtime.regions import Region
+from memfit.runtime.recorded_modules import Region
 
 Forward = Callable[..., Tensor]
 

@@ -203,9 +203,9 @@ def test_ops_outside_planned_regions_are_not_listened_to(engine: str, monkeypatc
     plan = memfit.plan(
         memfit.profile(model, batch), strategy=memfit.NoCheckpointing(), force_recompute=["blocks.3.*::aten.gelu"]
     )
-    assert plan.regions == ("blocks.3.activation",)
+    assert plan.recorded_modules == ("blocks.3.activation",)
     # The linear layer after it is what saves its result.
-    assert plan.watched == ("blocks.3.down",)
+    assert plan.hooked_modules == ("blocks.3.down",)
     heard: list[str] = []
     if engine == "Python":
         listen = memfit.runtime.tape.Tape.__torch_dispatch__

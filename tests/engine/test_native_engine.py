@@ -18,7 +18,7 @@ from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.native_build import native_module
 from memfit.runtime.native_tape import NativeTape, new_tape
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
-from memfit.runtime.regions import Fate, Region
+from memfit.runtime.recorded_modules import Fate, Region
 from memfit.runtime.tape import Tape
 from memfit.runtime.tape_choice import TapeChoice
 

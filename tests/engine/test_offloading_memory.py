@@ -15,7 +15,7 @@ from tests.engine.zoo import BY_NAME
 from torch import Tensor, nn
 
 import memfit
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 from memfit.graph.plan import Decision
 from memfit.planning import offloadable
 from memfit.planning.offload_rules import Offloading
@@ -162,8 +162,8 @@ def test_measured_peaks_are_the_predicted_ones(name: str, monkeypatch: pytest.Mo
             plan = replace(
                 everything,
                 decisions={profile.values[value].name: decisions.get(value, Decision.SAVE) for value in step.plannable},
-                regions=("",),
-                watched=("",),
+                recorded_modules=("",),
+                hooked_modules=("",),
                 window_bytes=offloading.window_bytes,
             )
             predicted.append(simulated(step, recomputed, offloading).peak_bytes)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from memfit.errors import StaleValueError
 from memfit.runtime.native_tape import new_offloading
 from memfit.runtime.offloading import OffloadedCopy, Offloading
-from memfit.runtime.regions import Place
+from memfit.runtime.recorded_modules import Place
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_write_that_is_heard_waits_for_the_copy(
 
 def unheard(plan: memfit.Plan) -> memfit.Plan:
     """Return the plan that listens only where the product is made."""
-    return replace(plan, regions=("maker",), watched=("maker",))
+    return replace(plan, recorded_modules=("maker",), hooked_modules=("maker",))
 
 
 def test_a_write_that_nobody_hears_tears_what_is_still_leaving() -> None:
@@ -139,7 +139,7 @@ def test_a_write_that_is_heard_after_one_that_is_not() -> None:
 
     model = WritesTwice()
     plan = plan_for(model, EVERYTHING)
-    with memfit.apply(model, replace(plan, regions=("maker", "writer"), watched=("maker",))):
+    with memfit.apply(model, replace(plan, recorded_modules=("maker", "writer"), hooked_modules=("maker",))):
         with pytest.raises(memfit.StaleValueError, match=r"version 1, was 0"):
             gradient(model)
         model.write = lambda product: None
@@ -214,7 +214,7 @@ def test_a_write_that_nobody_hears_tears_the_result_of_a_write_that_is_leaving()
     model = WrittenUnheard()
     plan = plan_by_op(model, batch(), offload=["aten.neg_"], recompute=["aten.add"], window_bytes=EVERYTHING)
     message = r"negated::aten\.neg_ was changed while it was being copied .* \(version 2, was 1\)"
-    with memfit.apply(model, replace(plan, regions=("negated",), watched=("negated",))):
+    with memfit.apply(model, replace(plan, recorded_modules=("negated",), hooked_modules=("negated",))):
         with pytest.raises(memfit.StaleValueError, match=message):
             model(batch()).backward()
         model.write = lambda product: None

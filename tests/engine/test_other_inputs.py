@@ -108,7 +108,9 @@ def test_plans_that_record_all_of_the_model_tell_too() -> None:
 def test_a_plan_that_does_not_know_its_inputs_says_nothing() -> None:
     model = Masked()
     plan = plan_for(model, torch.randn(4, 8))
-    old = memfit.Plan(plan.decisions, plan.regions, plan.watched, plan.recompute_flops, plan.fingerprint)
+    old = memfit.Plan(
+        plan.decisions, plan.recorded_modules, plan.hooked_modules, plan.recompute_flops, plan.fingerprint
+    )
     with memfit.apply(model, old):
         assert warned_by(lambda: model(torch.randn(6, 8))) == []
 

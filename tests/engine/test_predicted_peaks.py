@@ -10,7 +10,7 @@ from tests.engine.plans import profile_of
 from tests.engine.zoo import ZOO, Example
 
 import memfit
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 from memfit.verification.trials import Trials
 from memfit.verification.ways import planned
 

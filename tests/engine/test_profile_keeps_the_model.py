@@ -87,7 +87,7 @@ def test_state_in_objects_and_generators_is_put_back_between_steps_and_at_the_en
     # The plain step is the same each time, and so is the planned one.
     plan = memfit.plan(profile, strategy=memfit.Full(), force_recompute=["*"])
     verification = memfit.verify(model, plan, batch)
-    assert plan.regions
+    assert plan.recorded_modules
     assert verification.plain_reproducible
     assert verification.gradients_equal
     assert model.state() == before

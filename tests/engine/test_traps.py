@@ -302,7 +302,7 @@ def test_trap_05_a_write_that_the_profile_did_not_see(listens_at_root: bool) -> 
         strategy=memfit.NoCheckpointing(),
         force_recompute=["*"] if listens_at_root else ["blocks.2", "blocks.3"],
     )
-    assert ("" in plan.regions) is listens_at_root
+    assert ("" in plan.recorded_modules) is listens_at_root
     model.is_writing = True
     plain = gradients(model, x)
     with memfit.apply(model, plan):

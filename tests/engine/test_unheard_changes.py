@@ -80,7 +80,7 @@ def assert_same_gradients(model: nn.Module, plan: memfit.Plan, *inputs: Tensor) 
 def test_statistics_that_a_batch_norm_updates_later() -> None:
     model = Model(lambda model, _: model.norm(batch() + 3))
     plan = plan_for(model, batch(), recompute="reader")
-    assert plan.regions == ("reader", "norm")
+    assert plan.recorded_modules == ("reader", "norm")
     assert_same_gradients(model, plan, batch())
 
 
@@ -115,7 +115,7 @@ class WritesTwice(nn.Module):
 def test_a_write_that_was_not_heard_before_one_that_is() -> None:
     model = WritesTwice()
     plan = plan_for(model, batch(), recompute="reader")
-    assert plan.regions == ("reader", "writer")
+    assert plan.recorded_modules == ("reader", "writer")
     assert_same_gradients(model, plan, batch())
     model.writes_first = True
     with memfit.apply(model, plan), pytest.raises(memfit.StaleValueError, match="was changed between"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.runtime.native_tape import new_tape
-from memfit.runtime.regions import Fate, Region
+from memfit.runtime.recorded_modules import Fate, Region
 
 
 def loss_by_tape(region: Region, forward: Callable[[], Tensor]) -> tuple[Tensor, bool]:

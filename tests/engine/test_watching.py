@@ -13,10 +13,10 @@ from tests.engine.zoo import ZOO, Example
 from torch import Tensor, nn
 
 import memfit
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 from memfit.runtime.ledger import peak_of
 from memfit.runtime.native_tape import NativeTape, new_tape
-from memfit.runtime.regions import Region
+from memfit.runtime.recorded_modules import Region
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks
 
 Forward = Callable[..., Any]

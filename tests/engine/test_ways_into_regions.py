@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import memfit
 from memfit.runtime.forward_wrapping import Forward, Runner
 from memfit.runtime.native_tape import NativeTape, new_tape, way_into
-from memfit.runtime.regions import Region
+from memfit.runtime.recorded_modules import Region
 from memfit.runtime.tape import Tape
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks
 
@@ -189,7 +189,7 @@ def test_a_plan_that_was_removed_is_not_kept_by_its_ways() -> None:
     model, x = nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 1)), torch.ones(2, 3)
     profile = memfit.profile(model, x, loss=torch.Tensor.sum)
     plan = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=["*::aten.gelu"])
-    assert plan.regions
+    assert plan.recorded_modules
     applied = memfit.apply(model, plan)
     model(x).sum().backward()
     passes = weakref.ref(applied._passes)

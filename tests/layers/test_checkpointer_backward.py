@@ -26,7 +26,7 @@ class Chain:
         self.forward_layers: list[int] = []
         self.reversed_layers: list[int] = []
         self.most_slots = 0
-        self.watched: ActivationCheckpointer | None = None
+        self.hooked_modules: ActivationCheckpointer | None = None
 
     def weight(self, layer: int) -> Array:
         return np.random.default_rng(layer).normal(size=(self.width, self.width)) / np.sqrt(self.width)
@@ -43,8 +43,8 @@ class Chain:
         return self.weight(layer).T @ (gradient * (1 - output**2))
 
     def _watch(self) -> None:
-        if self.watched is not None:
-            self.most_slots = max(self.most_slots, self.watched.num_checkpoints)
+        if self.hooked_modules is not None:
+            self.most_slots = max(self.most_slots, self.hooked_modules.num_checkpoints)
 
 
 def plain_gradient(input: Array, layers: list[int], grad_output: Array) -> Array:
@@ -62,7 +62,7 @@ def plain_gradient(input: Array, layers: list[int], grad_output: Array) -> Array
 def swept(config: CheckpointConfig, layers: list[int]) -> tuple[Array, Chain, ActivationCheckpointer]:
     checkpointer = ActivationCheckpointer(config)
     chain = Chain()
-    chain.watched = checkpointer
+    chain.hooked_modules = checkpointer
     checkpointer.checkpointed_forward(np.array([0.3, -1.0, 2.0]), layers, chain.forward)
     gradient = checkpointer.backward(np.array([1.0, 0.5, -0.25]), layers, chain.forward, chain.vjp)
     return gradient, chain, checkpointer
@@ -146,7 +146,7 @@ def test_a_layer_saved_by_hand_keeps_its_slot_through_the_sweep() -> None:
     layers = list(range(10))
     checkpointer = ActivationCheckpointer(CheckpointConfig(5, 3))
     chain = Chain()
-    chain.watched = checkpointer
+    chain.hooked_modules = checkpointer
     checkpointer.checkpointed_forward(np.ones(3), layers, chain.forward)
     checkpointer.save(77, np.zeros(2))
     gradient = checkpointer.backward(np.ones(3), layers, chain.forward, chain.vjp)

@@ -21,11 +21,11 @@ from memfit import (
     LayerTypeHint,
     PlanFileError,
     build_checkpoint_plan,
+    documents,
 )
-from memfit.layers import document
-from memfit.layers.document import check_writable
+from memfit.documents import check_writable
 from memfit.layers.examples import gpt_layers
-from memfit.layers.files import (
+from memfit.layers.layer_files import (
     layers_from_document,
     load_layer_plan,
     load_layers,
@@ -140,7 +140,7 @@ def test_a_missing_file_a_folder_and_a_name_that_is_none_are_told(tmp_path: Path
 
 
 def test_a_huge_file_is_refused_unread(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "LARGEST_DOCUMENT_BYTES", 100)
+    monkeypatch.setattr(documents, "LARGEST_DOCUMENT_BYTES", 100)
     file.write_text(layers_text() + " " * 100)
     with pytest.raises(PlanFileError, match="larger than 100 bytes"):
         load_layers(file)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memfit import PlanFileError
-from memfit.layers.files import load_layers
+from memfit.layers.layer_files import load_layers
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "layers.md").read_text(encoding="utf-8")

@@ -15,15 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.errors import InvalidParameterError
-from memfit.layers.revolve import (
-    advances,
-    binomial_states,
-    even_states,
-    forward_calls,
-    optimal_stride,
-    repetitions,
-)
-from memfit.layers.sweep import (
+from memfit.layers.backward_sweep import (
     Action,
     Forward,
     Free,
@@ -34,6 +26,14 @@ from memfit.layers.sweep import (
     backward_sweep,
     binomial_sweep,
     states_worth_keeping,
+)
+from memfit.layers.revolve import (
+    advances,
+    binomial_states,
+    even_states,
+    forward_calls,
+    optimal_stride,
+    repetitions,
 )
 
 

@@ -10,7 +10,7 @@ import torch
 
 import memfit
 from memfit import models
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 
 SMALL: dict[str, dict[str, int]] = {
     "gpt": {"layers": 3, "width": 32, "heads": 2, "batch": 2, "length": 16, "vocabulary": 31},

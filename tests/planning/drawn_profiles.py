@@ -113,7 +113,7 @@ class _Drawing:
                 value.storage,
                 dies_after=None if value.op_index is None else death_of_storage[value.storage],
                 saves=saves,
-                comes_back=not self.chance(4),
+                replays_exactly=not self.chance(4),
             )
 
     def _save(self, value: int, num_forward: int, num_ops: int) -> Save:

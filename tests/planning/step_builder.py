@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from memfit.graph.layer_profile import LayerMemoryProfile, LayerTypeHint
 from memfit.graph.model_profile import Block, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
-from memfit.layers.profile import LayerMemoryProfile, LayerTypeHint
 
 # About what one H200 sustains in bf16; only the ratio of the two matters for a plan.
 FLOPS_PER_SECOND = 6e14

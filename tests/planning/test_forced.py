@@ -15,12 +15,12 @@ from memfit.layers.strategies import NoCheckpointing
 from memfit.planning.planner import plan
 
 
-def gpt_with(op_name: str, *, replay: Replay = Replay.YES, comes_back: bool = True) -> ModelProfile:
+def gpt_with(op_name: str, *, replay: Replay = Replay.YES, replays_exactly: bool = True) -> ModelProfile:
     """Return a small GPT in which the ops of one name are as told."""
     profile = gpt(2)
     ops = tuple(replace(op, replay=replay) if op.op == op_name else op for op in profile.ops)
     values = tuple(
-        replace(value, comes_back=comes_back)
+        replace(value, replays_exactly=replays_exactly)
         if value.op_index is not None and ops[value.op_index].op == op_name
         else value
         for value in profile.values
@@ -44,7 +44,7 @@ def gpt_with(op_name: str, *, replay: Replay = Replay.YES, comes_back: bool = Tr
             r"cannot be replayed: not a function of its inputs\)",
         ),
         (
-            gpt_with("aten.gelu", comes_back=False),
+            gpt_with("aten.gelu", replays_exactly=False),
             "blocks.1.*::aten.gelu",
             r"'blocks\.1\.mlp::aten\.gelu#0' is saved whatever is planned \(aten\.gelu gave other bits when it was "
             r"replayed for a trial\)",

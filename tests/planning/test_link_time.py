@@ -58,8 +58,8 @@ def test_the_device_computes_longer_while_it_copies() -> None:
     assert waited(replace(LINK, slowdown=0.25), departures, 12.0, arrivals) == 4.0
 
 
-def expected_waiting_seconds(link: Link, copies: Copies, rested_share: float) -> float:
-    return sum(expected_waiting(link, copies, rested_share))
+def expected_waiting_seconds(link: Link, copies: Copies, unthrottled_share: float) -> float:
+    return sum(expected_waiting(link, copies, unthrottled_share))
 
 
 def leaving(num_bytes: int, computing_seconds: float) -> Copies:
@@ -102,10 +102,11 @@ def test_a_device_that_waits_computes_faster() -> None:
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.floats(0.8, 1.0))
-def test_more_to_copy_never_takes_less(one: int, other: int, rested_share: float) -> None:
+def test_more_to_copy_never_takes_less(one: int, other: int, unthrottled_share: float) -> None:
     link = replace(LINK, seconds_per_copy=0.0)
     less, more = (
-        expected_waiting_seconds(link, leaving(num_bytes, 1000.0), rested_share) for num_bytes in sorted([one, other])
+        expected_waiting_seconds(link, leaving(num_bytes, 1000.0), unthrottled_share)
+        for num_bytes in sorted([one, other])
     )
     assert 0 < less <= more + 1e-9
 

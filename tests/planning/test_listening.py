@@ -17,7 +17,7 @@ from memfit.planning.step import Step
 from memfit.planning.step_time import StepTime
 
 COSTS = HostCosts(
-    forward=10.0, backward=20.0, recorded_op=4.0, dropped_op=3.0, entry=2.0, watched_save=2.0, replayed_op=5.0
+    forward=10.0, backward=20.0, recorded_op=4.0, dropped_op=3.0, module_entry=2.0, hooked_save=2.0, replayed_op=5.0
 )
 MODULES = ["", "a", "a.x", "a.y", "b.x", "b.y", "b.y.z"]
 
@@ -54,7 +54,7 @@ def cost_of_modules(chosen: tuple[str, ...], modules: list[str], inside: list[st
     heard = [module for module in inside if any(is_within(module, path) for path in chosen)]
     # All ops of a module are of one kind here, so that each means another run of the module. The model runs once.
     num_entries = sum(modules.count(path) if path else 1 for path in chosen)
-    return COSTS.entry * num_entries + each * len(heard)
+    return COSTS.module_entry * num_entries + each * len(heard)
 
 
 def cheapest(modules: list[str], needed: set[str], inside: list[str], each: float) -> float:
@@ -79,12 +79,12 @@ def test_no_other_modules_cost_less(modules: list[str], data: st.DataObject) -> 
     recorded = {modules[value - 1] for value in recomputed}
     saving = modules[1:]
     watched = {modules[value] for value in recomputed if value < len(modules)}
-    assert all(any(is_within(module, path) for path in listening.regions) for module in recorded)
-    assert all(any(is_within(module, path) for path in listening.watched) for module in watched)
-    of_recording = cost_of_modules(listening.regions, modules, modules, COSTS.recorded_op)
-    of_watching = cost_of_modules(listening.watched, modules, saving, COSTS.watched_save)
+    assert all(any(is_within(module, path) for path in listening.recorded_modules) for module in recorded)
+    assert all(any(is_within(module, path) for path in listening.hooked_modules) for module in watched)
+    of_recording = cost_of_modules(listening.recorded_modules, modules, modules, COSTS.recorded_op)
+    of_watching = cost_of_modules(listening.hooked_modules, modules, saving, COSTS.hooked_save)
     assert of_recording == cheapest(modules, recorded, modules, COSTS.recorded_op)
-    assert of_watching == cheapest(modules, watched, saving, COSTS.watched_save)
+    assert of_watching == cheapest(modules, watched, saving, COSTS.hooked_save)
     cost = Listeners(profile).cost_of(recomputed, num_replayed=7)
     assert cost.forward == of_recording + of_watching / 2 + COSTS.dropped_op * len(recomputed)
     assert cost.backward == of_watching / 2 + COSTS.replayed_op * 7
@@ -95,7 +95,7 @@ def test_no_other_modules_cost_less(modules: list[str], data: st.DataObject) -> 
 def test_where_saves_are_skipped_ops_are_recorded_where_that_is_cheaper(
     modules: list[str], data: st.DataObject
 ) -> None:
-    host = replace(COSTS, skips_saves=True, recorded_op=0.5)
+    host = replace(COSTS, hooks_only_dropped_saves=True, recorded_op=0.5)
     profile = profile_of(modules, host)
     recomputed = data.draw(st.frozensets(st.integers(1, len(modules)), min_size=1))
     listening = Listeners(profile).modules_for(recomputed)
@@ -103,36 +103,36 @@ def test_where_saves_are_skipped_ops_are_recorded_where_that_is_cheaper(
     watched = {modules[value] for value in recomputed if value < len(modules)}
     for module in watched:
         num_else = modules[1:].count(module) - sum(modules[v] == module for v in recomputed if v < len(modules))
-        if num_else * host.watched_save > modules.count(module) * host.recorded_op:
+        if num_else * host.hooked_save > modules.count(module) * host.recorded_op:
             recorded.add(module)
-    assert all(any(is_within(module, path) for path in listening.regions) for module in recorded)
-    assert all(any(is_within(module, path) for path in listening.watched) for module in watched)
-    assert not any(a != b and is_within(a, b) for a in listening.watched for b in listening.watched)
-    of_recording = cost_of_modules(listening.regions, modules, modules, host.recorded_op)
+    assert all(any(is_within(module, path) for path in listening.recorded_modules) for module in recorded)
+    assert all(any(is_within(module, path) for path in listening.hooked_modules) for module in watched)
+    assert not any(a != b and is_within(a, b) for a in listening.hooked_modules for b in listening.hooked_modules)
+    of_recording = cost_of_modules(listening.recorded_modules, modules, modules, host.recorded_op)
     assert of_recording == cheapest(modules, recorded, modules, host.recorded_op)
     # Each value is saved once, between the op that makes it and the next, and nothing else is saved there.
-    of_watching = host.watched_save * len({value for value in recomputed if value < len(modules)})
+    of_watching = host.hooked_save * len({value for value in recomputed if value < len(modules)})
     cost = Listeners(profile).cost_of(recomputed, num_replayed=7)
     assert cost.forward == of_recording + of_watching / 2 + host.dropped_op * len(recomputed)
     assert cost.backward == of_watching / 2 + host.replayed_op * 7
 
 
 def test_what_is_saved_at_the_same_moment_is_watched_too() -> None:
-    host = replace(COSTS, skips_saves=True, recorded_op=0.0, dropped_op=0.0, entry=0.0)
+    host = replace(COSTS, hooks_only_dropped_saves=True, recorded_op=0.0, dropped_op=0.0, module_entry=0.0)
     profile = profile_of(["a", "b", "c"], host)
     batch, first, *others = profile.values
     # The op in "b" saves the batch, too, and what it makes.
     batch, first = replace(batch, saves=first.saves), replace(first, saves=(*first.saves, *first.saves))
     profile = replace(profile, values=(batch, first, *others))
-    assert Listeners(profile).cost_of({1}, 0).forward == COSTS.watched_save * 3 / 2
-    assert Listeners(profile).cost_of({2}, 0).forward == COSTS.watched_save / 2
+    assert Listeners(profile).cost_of({1}, 0).forward == COSTS.hooked_save * 3 / 2
+    assert Listeners(profile).cost_of({2}, 0).forward == COSTS.hooked_save / 2
 
 
 def test_a_write_over_what_a_replay_starts_from_is_recorded() -> None:
     modules = ["a", "b", "c"]
-    assert Listeners(profile_of(modules)).modules_for({2}).regions == ("b",)
+    assert Listeners(profile_of(modules)).modules_for({2}).recorded_modules == ("b",)
     # What "a" made is what the replay of "b" starts from, and "c" writes over what "b" made.
-    assert Listeners(profile_of(modules, rewriting=frozenset({2}))).modules_for({2}).regions == ("b", "c")
+    assert Listeners(profile_of(modules, rewriting=frozenset({2}))).modules_for({2}).recorded_modules == ("b", "c")
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_what_did_not_come_back_in_trials_is_not_offloaded() -> None:
     first, second, *_ = may_be_offloaded(Step(profile))
     changed = list(profile.values)
     # A kernel that nobody hears may write it after the copy has left.
-    changed[first] = replace(changed[first], comes_back=False)
+    changed[first] = replace(changed[first], replays_exactly=False)
     eligible = may_be_offloaded(Step(replace(profile, values=tuple(changed))))
     assert first not in eligible
     assert second in eligible
@@ -204,11 +204,11 @@ def test_a_plan_that_offloads_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
 @given(drawn_profiles(max_forward_ops=5, max_backward_ops=5), st.data())
 def test_no_plan_at_all_is_faster_than_the_gap_allows(profile: ModelProfile, data: st.DataObject) -> None:
     rate = data.draw(st.sampled_from((0.5, 2.0, 8.0)))
-    rested_share = data.draw(st.sampled_from((0.5, 0.9, 1.0)))
+    unthrottled_share = data.draw(st.sampled_from((0.5, 0.9, 1.0)))
     # A host that hardly shows, one that launches slowly, and one that cannot begin before the device has ended.
     hosts = (None, HostCosts(9.0, 9.0, 1.0, 1.0, 1.0, 1.0, 1.0, runs_ahead=True), HostCosts(30.0, 1.0, *[0.0] * 5))
     link = Link(rate, rate, 0.0, 1000, host_seconds=0.5)
-    profile = replace(profile, link=link, rested_share=rested_share, host=data.draw(st.sampled_from(hosts)))
+    profile = replace(profile, link=link, unthrottled_share=unthrottled_share, host=data.draw(st.sampled_from(hosts)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memfit.planning.offloadable.SMALLEST_OFFLOADED_BYTES", 1)
         step = Step(profile)

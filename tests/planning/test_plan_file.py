@@ -26,8 +26,8 @@ PLAN = Plan(
         "layers.0::aten.add#1": SAVE,
         "layers.0.mlp::aten.native_layer_norm#0.1": SAVE,
     },
-    regions=("layers.0.mlp",),
-    watched=("layers.0",),
+    recorded_modules=("layers.0.mlp",),
+    hooked_modules=("layers.0",),
     recompute_flops=12,
     fingerprint="f00d",
     predicted_peak_bytes=21_000,
@@ -47,8 +47,8 @@ TEXT = """{
   "predicted_overhead": 0.02,
   "optimality_gap": 0.001,
   "recompute_flops": 12,
-  "regions": ["layers.0.mlp"],
-  "watched": ["layers.0"],
+  "recorded_modules": ["layers.0.mlp"],
+  "hooked_modules": ["layers.0"],
   "groups": [
     {"module": "layers.0.mlp", "values": {
       "aten.silu#0": "recompute",
@@ -82,8 +82,8 @@ def test_file_has_one_decision_a_line_grouped_by_module_in_order(tmp_path: Path)
 @settings(max_examples=100, deadline=None)
 @given(
     decisions=st.dictionaries(names.map(str), st.sampled_from(Decision), max_size=12),
-    regions=st.lists(st.text(max_size=8), max_size=3).map(tuple),
-    watched=st.lists(st.text(max_size=8), max_size=3).map(tuple),
+    recorded_modules=st.lists(st.text(max_size=8), max_size=3).map(tuple),
+    hooked_modules=st.lists(st.text(max_size=8), max_size=3).map(tuple),
     flops=st.integers(0, 2**80),
     overhead=st.floats(0, 1e6),
     gap=st.floats(0, 1),
@@ -149,7 +149,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> str:
         (changed(lambda d: d.update(format="memfit-layers")), 'must be "memfit-plan"'),
         (changed(lambda d: d.pop("groups")), '"groups" is missing'),
         (changed(lambda d: d.update(colour="red")), '"colour" is unknown'),
-        (changed(lambda d: d.update(regions="layers")), '"regions" must be a list of module paths'),
+        (changed(lambda d: d.update(recorded_modules="layers")), '"recorded_modules" must be a list of module paths'),
         (changed(lambda d: d.update(fingerprint=1)), '"fingerprint" must be a text'),
         (changed(lambda d: d.update(inputs=[])), "inputs must be an object of names with types and shapes"),
         (changed(lambda d: d["inputs"].update(scale="float32")), r"such as .*; got 'float32' \(str\) for 'scale'"),

@@ -187,7 +187,7 @@ def test_zero_seconds_ops_are_recomputed_for_nothing() -> None:
 def test_a_budget_far_above_the_peak_changes_nothing(family: str) -> None:
     made = plan(profile_of(family), budget="1TiB")
     assert set(made.decisions.values()) == {Decision.SAVE}
-    assert made.regions == ()
+    assert made.recorded_modules == ()
     assert (made.predicted_overhead, made.recompute_flops, made.optimality_gap) == (0, 0, 0)
 
 

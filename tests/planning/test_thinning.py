@@ -24,8 +24,8 @@ def launch_bound(profile: ModelProfile) -> ModelProfile:
         backward=backward,
         recorded_op=0.5 * one_op,
         dropped_op=0.3 * one_op,
-        entry=0.3 * one_op,
-        watched_save=0.2 * one_op,
+        module_entry=0.3 * one_op,
+        hooked_save=0.2 * one_op,
         replayed_op=one_op,
         runs_ahead=True,
     )

@@ -87,7 +87,7 @@ def test_a_budget_above_the_plain_peak_warns_that_nothing_changes() -> None:
     model = Chain()
     with pytest.warns(UserWarning, match="the plan changes nothing: the plain step peaks at .* the budget of 1.00 GiB"):
         fitted = fit(model, batch(), budget="1GiB")
-    assert fitted.plan.regions == ()
+    assert fitted.plan.recorded_modules == ()
     assert not model.is_planned()
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 from memfit.verification.gradients import difference_between, gradients_of, relative_error
 
 NAN, INF = math.nan, math.inf

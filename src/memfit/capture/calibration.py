@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from memfit.capture.bits import same_bits
 from memfit.capture.kept_state import KeptState
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.names import is_within
 from memfit.graph.plan import Plan
@@ -27,7 +27,7 @@ from memfit.planning.planner import plan_of_all_that_replays, plan_of_what_leave
 from memfit.runtime.apply import Applied
 from memfit.runtime.call_arguments import is_strided, tensors_in
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
-from memfit.runtime.regions import FatePattern, Region
+from memfit.runtime.recorded_modules import FatePattern, Region
 from memfit.runtime.replay import read
 from memfit.runtime.tape import Tape
 from memfit.runtime.values import NOTES, DroppedUse, DroppedValue, Source, geometry_of
@@ -70,7 +70,7 @@ def _tried(
     values: set[int] = set()
     for _ in range(_MAX_TRIALS):
         plan = plan_for(profile)
-        if not plan.regions:
+        if not plan.recorded_modules:
             return profile
         differing: set[OpOutput] = set()
         with state.kept(), Applied(step.model, plan, functools.partial(tape, differing)):
@@ -90,7 +90,7 @@ def _values_of(profile: ModelProfile, output: OpOutput, plan: Plan) -> list[int]
 
 
 def _region_of(module: str | None, plan: Plan) -> str | None:
-    around = [path for path in plan.regions if module is not None and is_within(module, path)]
+    around = [path for path in plan.recorded_modules if module is not None and is_within(module, path)]
     return max(around, key=len) if around else None
 
 
@@ -108,7 +108,8 @@ def _first_among(values: set[int], profile: ModelProfile) -> set[int]:
 
 def _marked(profile: ModelProfile, marked: set[int]) -> ModelProfile:
     values = tuple(
-        replace(value, comes_back=False) if index in marked else value for index, value in enumerate(profile.values)
+        replace(value, replays_exactly=False) if index in marked else value
+        for index, value in enumerate(profile.values)
     )
     return replace(profile, values=values)
 

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 
 
 def device_of(step: TrainingStep) -> torch.device:

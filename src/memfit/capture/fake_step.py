@@ -26,8 +26,8 @@ from memfit.capture.other_memory import let_libraries_allocate, other_memory
 from memfit.capture.recorded_runs import record_step, record_without_saves
 from memfit.capture.recording import values_of
 from memfit.capture.roofline import Roofline
-from memfit.capture.step import TrainingStep
 from memfit.capture.timeline import plain_timeline_bytes
+from memfit.capture.training_step import TrainingStep
 from memfit.errors import MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.batch_tensors import tensors_of

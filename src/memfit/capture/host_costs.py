@@ -17,7 +17,7 @@ from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
 from memfit.runtime.apply import Applied
 from memfit.runtime.native_tape import engine_name, new_tape
-from memfit.runtime.regions import Region
+from memfit.runtime.recorded_modules import Region
 
 _NUM_LAYERS = 20
 _NUM_ROUNDS = 150
@@ -63,7 +63,7 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
                 "plain step": lambda: chain.forward().backward(),
                 "recorded": listening_in({}, watches=False),
                 "dropped": listening_in(dropping, watches=False),
-                "watched": listening_in({}, records=False, backward=True),
+                "hooked_modules": listening_in({}, records=False, backward=True),
                 "everything": listening_in(dropping, backward=True),
                 "once": lambda: once(chain.bias),
                 "often": lambda: often(chain.bias),
@@ -71,7 +71,7 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
         )
     recorded = added("recorded", "plain")
     dropped = added("dropped", "recorded")
-    watched = added("watched", "plain step")
+    watched = added("hooked_modules", "plain step")
     replayed = added("everything", "plain step") - recorded - dropped - watched
     entries = added("often", "once")
     return HostCosts(
@@ -79,11 +79,11 @@ def measured_host_costs(forward_seconds: float, backward_seconds: float) -> Host
         backward=backward_seconds,
         recorded_op=max(recorded, 0.0) / chain.num_ops,
         dropped_op=max(dropped, 0.0) / chain.num_ops,
-        entry=max(entries, 0.0) / (_NUM_LAYERS - 1),
-        watched_save=max(watched, 0.0) / chain.num_saves,
+        module_entry=max(entries, 0.0) / (_NUM_LAYERS - 1),
+        hooked_save=max(watched, 0.0) / chain.num_saves,
         # A difference of many; running an op again does not cost less than noting how to.
         replayed_op=max(replayed, dropped, 0.0) / chain.num_ops,
-        skips_saves=engine_name() == "C++",
+        hooks_only_dropped_saves=engine_name() == "C++",
     )
 
 
@@ -106,8 +106,8 @@ def with_fitted_host_costs(
         host,
         recorded_op=host.recorded_op * in_forward,
         dropped_op=host.dropped_op * in_forward,
-        entry=host.entry * in_forward,
-        watched_save=host.watched_save * in_forward,
+        module_entry=host.module_entry * in_forward,
+        hooked_save=host.hooked_save * in_forward,
         replayed_op=host.replayed_op * in_backward,
     )
     return replace(
@@ -143,7 +143,7 @@ def _identities() -> nn.Sequential:
 
 
 def _listening_in(*paths: str) -> Plan:
-    return Plan({}, regions=paths, watched=paths, recompute_flops=0, fingerprint="")
+    return Plan({}, recorded_modules=paths, hooked_modules=paths, recompute_flops=0, fingerprint="")
 
 
 def _one(*size: int) -> Tensor:

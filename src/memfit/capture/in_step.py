@@ -35,7 +35,7 @@ def ops_in_the_step(ops: Sequence[RecordedOp], host: HostCosts, step_seconds: fl
     return tuple(replace(op, seconds=op.seconds * factor) if op.flops else op for op in ops)
 
 
-def rested_share(apart: Sequence[RecordedOp], in_the_step: Sequence[RecordedOp]) -> float:
+def unthrottled_share(apart: Sequence[RecordedOp], in_the_step: Sequence[RecordedOp]) -> float:
     """Return what ops took when they were timed apart, with pauses, as a share of what they take in the step."""
     seconds = sum(op.seconds for op in in_the_step)
     return min(sum(op.seconds for op in apart) / seconds, 1.0) if seconds else 1.0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.capture.python_state import AttributeSnapshot
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.call_arguments import is_strided, tensors_in, written_tensors
 from memfit.runtime.op_rules import Treatment, rule_for

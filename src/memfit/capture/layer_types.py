@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from memfit.layers.profile import LayerTypeHint
+from memfit.graph.layer_profile import LayerTypeHint
 
 _MATMULS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.linear", "aten._grouped_mm"}
 _NORMS = {

@@ -8,9 +8,9 @@ from torch import nn
 
 from memfit.capture.blocks import find_blocks
 from memfit.capture.layer_types import layer_type_of
+from memfit.graph.layer_profile import LayerMemoryProfile
 from memfit.graph.model_profile import Block, RecordedOp, RecordedValue
 from memfit.graph.names import is_within
-from memfit.layers.profile import LayerMemoryProfile
 
 
 def measured_blocks(

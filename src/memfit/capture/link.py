@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from memfit.capture.host_memory import free_host_bytes
 from memfit.graph.model_profile import Link
 from memfit.runtime.native_tape import new_offloading
-from memfit.runtime.regions import Place
+from memfit.runtime.recorded_modules import Place
 from memfit.runtime.torch_internals import keep_gpu_busy
 
 # Of copies this large, the bytes are what takes time.

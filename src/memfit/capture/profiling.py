@@ -9,8 +9,8 @@ from torch import nn
 
 from memfit.capture.fake_step import profile_of_fake_step
 from memfit.capture.real_step import profile_of_real_step
-from memfit.capture.step import Loss, TrainingStep
 from memfit.capture.step_arguments import refuse_unfit_arguments
+from memfit.capture.training_step import Loss, TrainingStep
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.forward_wrapping import is_wrapped

@@ -11,7 +11,13 @@ from memfit.capture.clocks import clock_for
 from memfit.capture.devices import device_of, memory_bytes
 from memfit.capture.fused_costs import with_fused_replays
 from memfit.capture.host_costs import measured_host_costs, with_fitted_host_costs
-from memfit.capture.in_step import device_sets_the_pace, host_in_the_step, ops_in_the_step, rested_share, runs_ahead
+from memfit.capture.in_step import (
+    device_sets_the_pace,
+    host_in_the_step,
+    ops_in_the_step,
+    runs_ahead,
+    unthrottled_share,
+)
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.layers import measured_blocks
 from memfit.capture.link import measured_link
@@ -20,8 +26,8 @@ from memfit.capture.other_memory import other_memory, unaccounted_memory
 from memfit.capture.recorded_runs import no_garbage_collection, record_step, record_without_saves
 from memfit.capture.recording import values_of
 from memfit.capture.roofline import copied_bytes_per_second
-from memfit.capture.step import TrainingStep
 from memfit.capture.step_times import timed_alone, timed_in_a_row, timed_in_turns
+from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import ModelProfile
 from memfit.planning.planner import plan_of_every_second_that_replays
 from memfit.runtime.apply import Applied
@@ -69,7 +75,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
             is_ahead = runs_ahead(host, ops, recording.facts, step_seconds=step_seconds, alone_seconds=alone.seconds)
             host = replace(host, runs_ahead=is_ahead)
             timed_apart, ops = ops, ops_in_the_step(ops, host, step_seconds)
-            rested = rested_share(timed_apart, ops)
+            rested = unthrottled_share(timed_apart, ops)
         values = values_of(recording, natural)
         if fuses_on(device):
             ops = with_fused_replays(ops, recording.facts, values, copied_bytes_per_second(device))
@@ -88,13 +94,13 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
             host=host,
             inputs=tuple(inputs),
             link=measured_link(device),
-            rested_share=rested,
+            unthrottled_share=rested,
         )
         profile = replace(profile, values=profile.values + unaccounted_memory(profile))
         profile = calibrated(profile, step, state)
         # Not all: where everything is dropped, the engine stays in the host's caches, and all that it does takes less.
         listening_plan = plan_of_every_second_that_replays(profile)
-        if profile.host is None or not listening_plan.regions:
+        if profile.host is None or not listening_plan.recorded_modules:
             return profile
         hardly_matters = device_sets_the_pace(profile.host, step_seconds)
         plain, listening = timed_in_turns(

@@ -12,7 +12,7 @@ from torch import Tensor
 from memfit.capture.recorder import NothingKeptError, StepRecorder
 from memfit.capture.recording import Recording
 from memfit.capture.scopes import ModuleScopes
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 
 IsOutside = Callable[[Tensor], bool]
 

@@ -7,7 +7,7 @@ import inspect
 import torch
 
 from memfit.errors import InvalidParameterError
-from memfit.layers.validation import shown
+from memfit.validation import shown
 
 
 def refuse_unfit_arguments(loss: object, optimizer: object) -> None:

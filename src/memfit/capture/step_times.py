@@ -13,7 +13,7 @@ import torch
 
 from memfit.capture.clocks import moments_on, wait_for
 from memfit.capture.kept_state import KeptState
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import Phase
 
 _NUM_STEPS_ALONE = 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from memfit.cli.output import console, make_folder, print_json
+from memfit.layers.checkpoint_plan import build_checkpoint_plan
 from memfit.layers.examples import gpt_layers
-from memfit.layers.files import plan_document, save_layer_plan, save_layers
-from memfit.layers.plan import build_checkpoint_plan
+from memfit.layers.layer_files import plan_document, save_layer_plan, save_layers
 from memfit.layers.strategies import (
     AttentionOnly,
     Budget,

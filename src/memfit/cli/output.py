@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from memfit.documents import check_writable
 from memfit.errors import InfeasibleBudgetError, MemfitError, PlanFileError
-from memfit.layers.document import check_writable
 
 
 def console() -> Console:

@@ -11,14 +11,14 @@ import typer
 from memfit.cli.options import AsJson, BudgetText, HostBudgetText, StrategyText, parse_budget, parse_host_budget
 from memfit.cli.output import check_outputs, console, print_json
 from memfit.cli.strategy_text import parse_strategy
+from memfit.documents import read_document
 from memfit.errors import InvalidParameterError, PlanFileError
-from memfit.layers.document import read_document
-from memfit.layers.files import LAYERS_FORMAT, layers_from_document, plan_document, save_layer_plan
-from memfit.layers.plan import build_checkpoint_plan
+from memfit.layers.checkpoint_plan import build_checkpoint_plan
+from memfit.layers.layer_files import LAYERS_FORMAT, layers_from_document, plan_document, save_layer_plan
 from memfit.layers.strategies import Budget
-from memfit.layers.validation import shown
 from memfit.progress import progress_on_terminal
 from memfit.units import parse_bytes
+from memfit.validation import shown
 
 # The format of profiles, written out: importing its module would slow down plans over layers.
 _PROFILE_FORMAT = "memfit-profile"

@@ -9,9 +9,9 @@ import typer
 
 from memfit.cli.options import AsJson
 from memfit.cli.output import check_outputs, console, print_json
+from memfit.documents import read_document
 from memfit.errors import InvalidParameterError, PlanFileError
-from memfit.layers.document import read_document
-from memfit.layers.validation import shown
+from memfit.validation import shown
 
 if TYPE_CHECKING:
     from memfit.graph.model_profile import ModelProfile

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memfit.cli.user_errors import users_own_errors
 from memfit.errors import InvalidParameterError
-from memfit.layers.validation import shown
+from memfit.validation import shown
 
 if TYPE_CHECKING:
     import torch

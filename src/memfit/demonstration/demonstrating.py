@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from memfit.capture.profiling import profile as profile_step
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 from memfit.demonstration.text import CharacterBatches, generated_text
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import FrontierPoint, Plan

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from memfit.errors import InvalidParameterError
-from memfit.layers.validation import shown
+from memfit.validation import shown
 
 _MOST_TOLD = 3
 

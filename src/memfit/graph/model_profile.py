@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from memfit.graph.inputs import Input
-from memfit.layers.profile import LayerMemoryProfile
+from memfit.graph.layer_profile import LayerMemoryProfile
 
 
 class Replay(StrEnum):
@@ -54,7 +54,7 @@ class RecordedValue:
     ``op_index`` is the op that made it, None for what came from outside the step (parameters, buffers, the batch).
     ``storage`` numbers the storages of the step: a value written over in place and its successor share one.
     ``dies_after`` is the op after which the program itself has no more use for the storage, so that only autograd's
-    saves keep it; None where it outlives the step. ``comes_back`` is whether a trial replay gave the same bits.
+    saves keep it; None where it outlives the step. ``replays_exactly`` is whether a trial replay gave the same bits.
     """
 
     name: str
@@ -63,7 +63,7 @@ class RecordedValue:
     storage: int
     dies_after: int | None = None
     saves: tuple[Save, ...] = ()
-    comes_back: bool = True
+    replays_exactly: bool = True
 
     @property
     def is_saved(self) -> bool:
@@ -114,22 +114,22 @@ class HostCosts:
     ops are recorded, with the views around it, and more where its result is dropped; going into a module to listen
     there; a tensor that autograd saves where saves are watched, and its way back; an op that is run again.
     ``runs_ahead`` says that steps are launched while the device still computes the one before; a model that reads
-    results back in its forward pass waits for them, and so for the step before. ``skips_saves`` says that where ops are
-    recorded, saves are watched only around those of dropped values.
+    results back in its forward pass waits for them, and so for the step before. ``hooks_only_dropped_saves`` says that
+    where ops are recorded, saved-tensor hooks are active only around the saves of dropped values.
     """
 
     forward: float
     backward: float
     recorded_op: float
     dropped_op: float
-    entry: float
-    watched_save: float
+    module_entry: float
+    hooked_save: float
     replayed_op: float
     runs_ahead: bool = False
-    skips_saves: bool = False
+    hooks_only_dropped_saves: bool = False
 
 
-HOST_SECONDS = ("forward", "backward", "recorded_op", "dropped_op", "entry", "watched_save", "replayed_op")
+HOST_SECONDS = ("forward", "backward", "recorded_op", "dropped_op", "module_entry", "hooked_save", "replayed_op")
 """The fields of ``HostCosts`` that are seconds."""
 
 
@@ -159,8 +159,8 @@ class ModelProfile:
     counting what it holds already; None where that is not known. ``measured_with`` says how the numbers came about.
     ``host`` is what the host has to do while the device computes; None where they are one, or it was not measured.
     ``inputs`` are the tensors that the model was called with. ``link`` is the way to the host's memory; None where that
-    is the device's own, or it was not measured. ``rested_share`` is what the ops would take in all, as a share of their
-    seconds in the step, on a device that can rest between them.
+    is the device's own, or it was not measured. ``unthrottled_share`` is what the ops would take in all, as a share of
+    their seconds in the step, on a device whose clock is not throttled.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -176,7 +176,7 @@ class ModelProfile:
     host: HostCosts | None = None
     inputs: tuple[Input, ...] = ()
     link: Link | None = None
-    rested_share: float = 1.0
+    unthrottled_share: float = 1.0
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path`` as JSON, compressed where the path ends in ``.gz``."""

@@ -24,8 +24,8 @@ class Plan:
     """What to do with every value of a model's forward pass, and what that is predicted to give.
 
     ``decisions`` maps value names (``module.path::aten.op#k``) to decisions, in the order in which the values were
-    made. ``regions`` are the modules in which the engine must record ops for it, ``watched`` those in which it must
-    watch what autograd saves. ``fingerprint`` is that of the model it is for. ``predicted_peak_bytes`` is the peak of
+    made. ``recorded_modules`` are the modules in which the engine records ops, ``hooked_modules`` those in which it
+    installs saved-tensor hooks. ``fingerprint`` is that of the model it is for. ``predicted_peak_bytes`` is the peak of
     the whole step, parameters included; ``predicted_overhead`` the seconds added, as a share of the plain step;
     ``optimality_gap`` bounds how much of the plain step it is at most slower than the fastest plan of that peak or
     budget. ``budget_bytes`` is what it was planned for, None for a strategy. ``inputs`` are the tensors that the model
@@ -36,8 +36,8 @@ class Plan:
     """
 
     decisions: Mapping[str, Decision]
-    regions: tuple[str, ...]
-    watched: tuple[str, ...]
+    recorded_modules: tuple[str, ...]
+    hooked_modules: tuple[str, ...]
     recompute_flops: int
     fingerprint: str
     predicted_peak_bytes: int = 0

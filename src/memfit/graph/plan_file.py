@@ -10,8 +10,8 @@
       "predicted_overhead": 0.021,
       "optimality_gap": 0.0004,
       "recompute_flops": 123,
-      "regions": ["layers.0.mlp.act"],
-      "watched": ["layers.0.mlp.down"],
+      "recorded_modules": ["layers.0.mlp.act"],
+      "hooked_modules": ["layers.0.mlp.down"],
       "groups": [
         {"module": "layers.0.mlp", "values": {
           "aten.silu#0": "recompute",
@@ -32,12 +32,12 @@ import os
 from itertools import groupby
 from typing import Any
 
+from memfit.documents import check_fields, check_kind, read_document, write_text
 from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.graph.inputs import inputs_document, inputs_from_document
 from memfit.graph.names import parse_value_name
 from memfit.graph.plan import Decision, Plan
-from memfit.layers.document import check_fields, check_kind, read_document, write_text
-from memfit.layers.validation import shown, whole_number
+from memfit.validation import shown, whole_number
 
 PLAN_FORMAT = "memfit-plan"
 PLAN_VERSION = 1
@@ -46,7 +46,7 @@ _COUNTS = ("predicted_peak_bytes", "recompute_flops")
 # Only in plans that offload.
 _OFFLOADING = ("host_bytes", "window_bytes")
 _SHARES = ("predicted_overhead", "optimality_gap")
-_MODULES = ("regions", "watched")
+_MODULES = ("recorded_modules", "hooked_modules")
 _FIELDS = frozenset({"format", "version", "fingerprint", "budget_bytes", "groups", *_MODULES, *_COUNTS, *_SHARES})
 
 
@@ -67,8 +67,8 @@ def plan_text(plan: Plan) -> str:
         "predicted_overhead": plan.predicted_overhead,
         "optimality_gap": plan.optimality_gap,
         "recompute_flops": plan.recompute_flops,
-        "regions": list(plan.regions),
-        "watched": list(plan.watched),
+        "recorded_modules": list(plan.recorded_modules),
+        "hooked_modules": list(plan.hooked_modules),
         **({name: getattr(plan, name) for name in _OFFLOADING} if plan.host_bytes or plan.window_bytes else {}),
     }
     lines = [f"  {_text(name)}: {_text(value)}," for name, value in head.items()]
@@ -97,8 +97,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         raise PlanFileError(f"{path}: {error}") from None
     return Plan(
         decisions=_decisions(document["groups"], path),
-        regions=tuple(document["regions"]),
-        watched=tuple(document["watched"]),
+        recorded_modules=tuple(document["recorded_modules"]),
+        hooked_modules=tuple(document["hooked_modules"]),
         fingerprint=document["fingerprint"],
         budget_bytes=budget_bytes,
         inputs=inputs,

@@ -12,8 +12,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
+from memfit.documents import check_fields, check_kind, read_document, write_text
 from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.graph.inputs import Input, inputs_document, inputs_from_document
+from memfit.graph.layer_profile import LayerMemoryProfile, LayerTypeHint
 from memfit.graph.model_profile import (
     HOST_SECONDS,
     Block,
@@ -26,9 +28,7 @@ from memfit.graph.model_profile import (
     Replay,
     Save,
 )
-from memfit.layers.document import check_fields, check_kind, read_document, write_text
-from memfit.layers.profile import LayerMemoryProfile, LayerTypeHint
-from memfit.layers.validation import shown, whole_number
+from memfit.validation import shown, whole_number
 
 PROFILE_FORMAT = "memfit-profile"
 PROFILE_VERSION = 1
@@ -48,7 +48,7 @@ _OP_DEFAULTS: dict[str, Any] = {
     "workspace_bytes": 0,
     "hidden_writes": [],
 }
-_VALUE_DEFAULTS: dict[str, Any] = {"op_index": None, "dies_after": None, "saves": [], "comes_back": True}
+_VALUE_DEFAULTS: dict[str, Any] = {"op_index": None, "dies_after": None, "saves": [], "replays_exactly": True}
 _HOST_FACTS = tuple(field.name for field in fields(HostCosts) if field.name not in HOST_SECONDS)
 _LAYER_FIELDS = ("layer_idx", "layer_type", "activation_size_bytes", "recompute_flops")
 
@@ -63,8 +63,8 @@ def save_profile(profile: ModelProfile, path: str | os.PathLike[str]) -> None:
         head["host"] = asdict(profile.host)
     if profile.link is not None:
         head["link"] = asdict(profile.link)
-    if profile.rested_share != 1.0:
-        head["rested_share"] = profile.rested_share
+    if profile.unthrottled_share != 1.0:
+        head["unthrottled_share"] = profile.unthrottled_share
     entries = {
         "blocks": map(_block_entry, profile.blocks),
         "ops": map(_op_entry, profile.ops),
@@ -80,7 +80,9 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     document = read_document(path)
     check_kind(document, path, expected=PROFILE_FORMAT, version=PROFILE_VERSION)
     required = frozenset({"format", "version", *_HEAD, *_LISTS})
-    check_fields(document, f"{path}", required=required, optional=frozenset({"host", "inputs", "link", "rested_share"}))
+    check_fields(
+        document, f"{path}", required=required, optional=frozenset({"host", "inputs", "link", "unthrottled_share"})
+    )
     for name in _LISTS:
         if not isinstance(document[name], list):
             raise PlanFileError(f'{path}: "{name}" must be a list; got {shown(document[name])}')
@@ -91,7 +93,7 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
         contents["host"] = _read(reader.host, document["host"], f"{path}: host")
     if document.get("link") is not None:
         contents["link"] = _read(reader.link, document["link"], f"{path}: link")
-    contents["rested_share"] = _read(reader.rested_share, document.get("rested_share", 1.0), f"{path}")
+    contents["unthrottled_share"] = _read(reader.unthrottled_share, document.get("unthrottled_share", 1.0), f"{path}")
     for name, read in (("ops", reader.op), ("values", reader.value), ("blocks", reader.block)):
         entries = enumerate(document[name])
         contents[name] = tuple(_read(read, entry, f"{path}: {name}[{place}]") for place, entry in entries)
@@ -150,7 +152,7 @@ def _value_entry(value: RecordedValue) -> dict[str, Any]:
         "op_index": value.op_index,
         "dies_after": value.dies_after,
         "saves": [[save.read_before, save.released_after, save.op_index, save.read_place] for save in value.saves],
-        "comes_back": value.comes_back,
+        "replays_exactly": value.replays_exactly,
     }
     return _without(entry, _VALUE_DEFAULTS)
 
@@ -199,8 +201,8 @@ class _Reader:
     def host(self, entry: Any, place: str) -> HostCosts:
         costs = check_fields(entry, place, required=frozenset(HOST_SECONDS), optional=frozenset(_HOST_FACTS))
         seconds = {name: _seconds(costs[name], name) for name in HOST_SECONDS}
-        runs_ahead, skips_saves = (_boolean(costs.get(name, False), name) for name in _HOST_FACTS)
-        return HostCosts(**seconds, runs_ahead=runs_ahead, skips_saves=skips_saves)
+        runs_ahead, hooks_only_dropped_saves = (_boolean(costs.get(name, False), name) for name in _HOST_FACTS)
+        return HostCosts(**seconds, runs_ahead=runs_ahead, hooks_only_dropped_saves=hooks_only_dropped_saves)
 
     def link(self, entry: Any, place: str) -> Link:
         measured = check_fields(entry, place, required=frozenset(field.name for field in fields(Link)))
@@ -213,9 +215,9 @@ class _Reader:
             host_seconds=_seconds(measured["host_seconds"], "host_seconds"),
         )
 
-    def rested_share(self, entry: Any, place: str) -> float:
+    def unthrottled_share(self, entry: Any, place: str) -> float:
         if isinstance(entry, bool) or not isinstance(entry, (int, float)) or not 0 < entry <= 1:
-            raise InvalidParameterError(f"rested_share must be a share, above 0 and at most 1; got {shown(entry)}")
+            raise InvalidParameterError(f"unthrottled_share must be a share, above 0 and at most 1; got {shown(entry)}")
         return float(entry)
 
     def op(self, entry: Any, place: str) -> RecordedOp:
@@ -254,7 +256,7 @@ class _Reader:
             storage=self._value_index(fields["storage"], "storage"),
             dies_after=self._op_index(fields["dies_after"], "dies_after"),
             saves=tuple(self._save(save) for save in _list(fields["saves"], "saves")),
-            comes_back=_boolean(fields["comes_back"], "comes_back"),
+            replays_exactly=_boolean(fields["replays_exactly"], "replays_exactly"),
         )
 
     def block(self, entry: Any, place: str) -> Block:

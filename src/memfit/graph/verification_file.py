@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from memfit.documents import check_fields, check_kind, read_document, write_text
 from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.graph.verification import Quartiles, Verification
-from memfit.layers.document import check_fields, check_kind, read_document, write_text
-from memfit.layers.validation import shown, whole_number
+from memfit.validation import shown, whole_number
 
 VERIFICATION_FORMAT = "memfit-verification"
 VERIFICATION_VERSION = 1

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from memfit.errors import InvalidParameterError
-from memfit.layers.validation import shown
+from memfit.validation import shown
 
 
 class HeldArray(Protocol):

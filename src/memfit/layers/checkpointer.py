@@ -17,11 +17,11 @@ from memfit.errors import (
     LayerIndexError,
 )
 from memfit.layers.array_snapshot import HeldArray, Snapshot, num_bytes_of
+from memfit.layers.backward_sweep import Forward, Free, Restore, Reverse, Store, Take, backward_sweep
 from memfit.layers.half_storage import hold_in_half
 from memfit.layers.layer_numbers import layer_number, layer_numbers, listed
 from memfit.layers.revolve import binomial_states, even_states
-from memfit.layers.sweep import Forward, Free, Restore, Reverse, Store, Take, backward_sweep
-from memfit.layers.validation import refuse_no_function, shown, whole_number
+from memfit.validation import refuse_no_function, shown, whole_number
 
 ForwardFn = Callable[[Any, int], Any]
 VjpFn = Callable[[Any, int, Any], Any]

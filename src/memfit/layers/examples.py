@@ -6,8 +6,8 @@ that never stores its scores, and two FLOPs for each multiply-add of the matrix 
 
 from __future__ import annotations
 
-from memfit.layers.profile import LayerMemoryProfile, LayerTypeHint
-from memfit.layers.validation import whole_number
+from memfit.graph.layer_profile import LayerMemoryProfile, LayerTypeHint
+from memfit.validation import whole_number
 
 _BYTES_PER_NUMBER = 2
 _BYTES_PER_STATISTIC = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memfit.errors import InvalidParameterError
-from memfit.layers.validation import shown, whole_number
+from memfit.validation import shown, whole_number
 
 
 def layer_number(value: object, name: str) -> int:

@@ -14,8 +14,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from memfit.errors import InvalidParameterError
-from memfit.layers.profile import LayerMemoryProfile, LayerTypeHint
-from memfit.layers.validation import real_number, shown, whole_number
+from memfit.graph.layer_profile import LayerMemoryProfile, LayerTypeHint
+from memfit.validation import real_number, shown, whole_number
 
 BYTES_PER_MIB = 2**20
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.errors import InvalidParameterError
-from memfit.layers.validation import whole_number
+from memfit.validation import whole_number
 
 
 def check_sizes(**sizes: int) -> None:

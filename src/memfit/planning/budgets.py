@@ -9,8 +9,8 @@ from typing import Literal, SupportsIndex, TypeAlias
 
 from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import ModelProfile
-from memfit.layers.validation import is_boolean, shown
 from memfit.units import parse_bytes
+from memfit.validation import is_boolean, shown
 
 BudgetLike: TypeAlias = int | float | str
 HostBudgetLike: TypeAlias = int | str

@@ -72,7 +72,7 @@ class CopySchedule:
             for number in numbers:
                 self.arrives_from[self._sent[number][1]] = position
 
-    def waiting(self, link: Link, elapsed: Sequence[float], rested_share: float) -> Waiting:
+    def waiting(self, link: Link, elapsed: Sequence[float], unthrottled_share: float) -> Waiting:
         """Return how much longer the device takes, which has computed for ``elapsed`` seconds before each position, and
         for the last of them in all.
         """
@@ -82,4 +82,4 @@ class CopySchedule:
         ]
         forward_seconds = elapsed[self._position_of_op[self._close_time] + 1]
         arrivals = [Arrival(elapsed[position], started, awaited) for position, started, awaited in self._arrivals]
-        return expected_waiting(link, Copies(departures, forward_seconds, arrivals, elapsed[-1]), rested_share)
+        return expected_waiting(link, Copies(departures, forward_seconds, arrivals, elapsed[-1]), unthrottled_share)

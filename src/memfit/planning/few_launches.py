@@ -22,7 +22,7 @@ _NUM_PARTS = 8
 def choices_of_few_launches(step: Step, may_be_recomputed: Set[int], num_cuts: int) -> Iterator[frozenset[int]]:
     """Yield what to recompute, for about ``num_cuts`` minimum cuts."""
     costs = step.profile.host or USUAL_COSTS
-    host_seconds = costs.recorded_op + costs.dropped_op + costs.entry + costs.watched_save + costs.replayed_op
+    host_seconds = costs.recorded_op + costs.dropped_op + costs.module_entry + costs.hooked_save + costs.replayed_op
     on_host = [host_seconds] * step.num_ops
     on_both = [host_seconds + seconds for seconds in step.replay_seconds]
     candidates = [frozenset(may_be_recomputed), *_in_first_blocks(step, may_be_recomputed)]

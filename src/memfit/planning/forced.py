@@ -9,10 +9,10 @@ from typing import NamedTuple
 from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import Replay
 from memfit.graph.names import ValueName, parse_value_name
-from memfit.layers.validation import shown
 from memfit.planning.block_values import is_statistic
 from memfit.planning.selectors import select
 from memfit.planning.step import Step
+from memfit.validation import shown
 
 
 class Forced(NamedTuple):
@@ -52,7 +52,7 @@ def _why_saved(step: Step, index: int) -> str | None:
         return None
     if op.replay is not Replay.YES:
         return f"{op.op} cannot be replayed: {op.replay}"
-    if not value.comes_back:
+    if not value.replays_exactly:
         return f"{op.op} gave other bits when it was replayed for a trial"
     return f"{op.op} shares its storage with values that are written apart"
 

@@ -84,10 +84,10 @@ def back_seconds(link: Link, num_bytes: int) -> float:
     return link.seconds_per_copy + num_bytes / link.back_bytes_per_second
 
 
-def expected_waiting(link: Link, copies: Copies, rested_share: float) -> Waiting:
+def expected_waiting(link: Link, copies: Copies, unthrottled_share: float) -> Waiting:
     """Return how much longer the device takes because of the copies.
 
-    ``rested_share`` is what computing takes on a device that rests in between (`ModelProfile.rested_share`).
+    ``unthrottled_share`` is what computing takes on a device that rests in between (`ModelProfile.unthrottled_share`).
     """
     cautious = waiting_for(with_reserve(link), copies)
     waiting, hitches = sum(cautious), _HITCHES_SHARE * copies.computing_seconds
@@ -95,15 +95,15 @@ def expected_waiting(link: Link, copies: Copies, rested_share: float) -> Waiting
         return NO_WAITING
     if waiting > hitches:
         waiting = min(waiting, sum(waiting_for(link, copies)) + hitches)
-    waiting -= _gained_by_resting(waiting, copies.computing_seconds, rested_share)
+    waiting -= _gained_by_resting(waiting, copies.computing_seconds, unthrottled_share)
     in_forward = waiting * cautious.forward / sum(cautious)
     return Waiting(in_forward, waiting - in_forward)
 
 
-def _gained_by_resting(waiting: float, computing: float, rested_share: float) -> float:
+def _gained_by_resting(waiting: float, computing: float, unthrottled_share: float) -> float:
     """Return what a device that computes for ``computing`` seconds without a break gains by waiting for so long."""
     waiting_share = waiting / (waiting + computing)
-    return min((1 - rested_share) * computing * min(waiting_share / _RESTED_FROM, 1.0), waiting)
+    return min((1 - unthrottled_share) * computing * min(waiting_share / _RESTED_FROM, 1.0), waiting)
 
 
 def waiting_for(link: Link, copies: Copies) -> Waiting:

@@ -22,7 +22,7 @@ def most_offloaded_bytes(step: Step, added_seconds: float, host_budget_bytes: in
     assert link is not None
     step_seconds = max(step.profile.step_seconds, step.time.plain_seconds)
     # A device that waits for copies gains by that, but never more than it would by resting all the time.
-    copying_seconds = (step_seconds + added_seconds) / step.profile.rested_share
+    copying_seconds = (step_seconds + added_seconds) / step.profile.unthrottled_share
     carried = int(link.out_bytes_per_second * copying_seconds)
     return min(carried, host_budget_bytes, sum(step.value_bytes[value] for value in may_be_offloaded(step)))
 

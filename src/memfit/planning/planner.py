@@ -9,9 +9,8 @@ from typing import NamedTuple
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Decision, FrontierPoint, Plan
-from memfit.layers.plan import build_checkpoint_plan
+from memfit.layers.checkpoint_plan import build_checkpoint_plan
 from memfit.layers.strategies import LayerStrategy, NoCheckpointing
-from memfit.layers.validation import whole_number
 from memfit.planning.block_values import BlockValues
 from memfit.planning.bound import LowerBound
 from memfit.planning.budgets import (
@@ -28,6 +27,7 @@ from memfit.planning.search import Exploration
 from memfit.planning.step import Step
 from memfit.planning.trade_off import Candidate
 from memfit.units import format_bytes
+from memfit.validation import whole_number
 
 # A gap above this share of the step is worth a look at the peaks of the plan and of the next faster one.
 _SMALL_GAP = 0.002
@@ -227,8 +227,8 @@ def _plan_of(known: KnownStep, choice: Candidate, *, budget_bytes: int | None, o
     listening = step.listeners.modules_for(decision_of.keys())
     return Plan(
         decisions={profile.values[index].name: decision_of.get(index, Decision.SAVE) for index in step.plannable},
-        regions=listening.regions,
-        watched=listening.watched,
+        recorded_modules=listening.recorded_modules,
+        hooked_modules=listening.hooked_modules,
         recompute_flops=simulation.recompute_flops,
         fingerprint=profile.fingerprint,
         predicted_peak_bytes=known.peak_bytes(choice),

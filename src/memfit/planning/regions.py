@@ -6,8 +6,8 @@ which often run elsewhere: the linear layer after the activation. Going into a m
 modules are chosen to make it as little as possible altogether.
 
 The engine in C++ knows from the step before between which ops something dropped is saved, and watches saves only then
-(`HostCosts.skips_saves`). It hears of ops where they are recorded, which costs a tenth of watching saves: so they are
-recorded, too, in modules that save much else.
+(`HostCosts.hooks_only_dropped_saves`). It hears of ops where they are recorded, which costs a tenth of watching saves:
+so they are recorded, too, in modules that save much else.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ USUAL_COSTS = HostCosts(
     backward=0.0,
     recorded_op=3e-7,
     dropped_op=1e-6,
-    entry=5e-7,
-    watched_save=2e-6,
+    module_entry=5e-7,
+    hooked_save=2e-6,
     replayed_op=2e-6,
-    skips_saves=True,
+    hooks_only_dropped_saves=True,
 )
 
 
@@ -39,8 +39,8 @@ class Listening(NamedTuple):
     Where the whole model is recorded, its blocks are named beside it: they tell the calls of an op apart.
     """
 
-    regions: tuple[str, ...]
-    watched: tuple[str, ...]
+    recorded_modules: tuple[str, ...]
+    hooked_modules: tuple[str, ...]
 
 
 class ListeningCost(NamedTuple):
@@ -94,14 +94,16 @@ class Listeners:
         self._blocks = [block.path for block in profile.blocks]
         # A container such as nn.ModuleList is never called, so that nothing can be put around it.
         ran = dict.fromkeys([*num_ops, *self._blocks])
-        entry_costs = {path: self._costs.entry * (num_entries.get(path, 1) if path else 1) for path in ("", *ran)}
+        entry_costs = {
+            path: self._costs.module_entry * (num_entries.get(path, 1) if path else 1) for path in ("", *ran)
+        }
         self._recording = _Cover(entry_costs, num_ops, self._costs.recorded_op)
-        self._watching = _Cover(entry_costs, num_saves, self._costs.watched_save)
+        self._watching = _Cover(entry_costs, num_saves, self._costs.hooked_save)
 
     def modules_for(self, recomputed: Set[int]) -> Listening:
         """Return where to listen so that the values with the indices in ``recomputed`` are dropped and brought back."""
         recorded, watched = self._recorded_in(recomputed), self._watched_in(recomputed)
-        if self._costs.skips_saves:
+        if self._costs.hooks_only_dropped_saves:
             regions = self._recording.cheapest(recorded | self._worth_recording(recomputed))[1]
             around = [path for path in regions if any(is_within(module, path) for module in watched)]
             others = {module for module in watched if not any(is_within(module, path) for path in regions)}
@@ -121,10 +123,10 @@ class Listeners:
     def cost_of(self, recomputed: Set[int], num_replayed: int) -> ListeningCost:
         """Return what that costs the host, where ``num_replayed`` ops are run again."""
         recorded_in = self._recorded_in(recomputed)
-        if self._costs.skips_saves:
+        if self._costs.hooks_only_dropped_saves:
             recorded, _ = self._recording.cheapest(recorded_in | self._worth_recording(recomputed))
             moments = {moment for value in recomputed for moment in self._saved_after[value]}
-            watched = self._costs.watched_save * sum(self._num_saved_after[moment] for moment in moments)
+            watched = self._costs.hooked_save * sum(self._num_saved_after[moment] for moment in moments)
         else:
             recorded, _ = self._recording.cheapest(recorded_in)
             watched, _ = self._watching.cheapest(self._watched_in(recomputed))
@@ -154,7 +156,7 @@ class Listeners:
         return {
             module
             for module, number in num_asked.items()
-            if costs.watched_save * (self._num_saves[module] - number) > costs.recorded_op * self._num_ops[module]
+            if costs.hooked_save * (self._num_saves[module] - number) > costs.recorded_op * self._num_ops[module]
         }
 
     def _watched_in(self, recomputed: Set[int]) -> set[str]:

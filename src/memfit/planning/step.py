@@ -145,7 +145,7 @@ class Step:
     def _comes_back(self, index: int) -> bool:
         ops, value = self.profile.ops, self.profile.values[index]
         op = ops[self.value_op[index]]
-        if op.replay is not Replay.YES or not value.comes_back:
+        if op.replay is not Replay.YES or not value.replays_exactly:
             return False
         # Parts of one storage that are written and saved apart (an LSTM's gates, after unsafe_split) count versions
         # apart too, and the engine, which goes by versions, keeps such a storage.

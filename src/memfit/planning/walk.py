@@ -121,7 +121,7 @@ class Walk:
         seconds[self.position_of_op + 1] = step.op_seconds
         is_replay = np.array(self._run_recipes) < step.num_ops
         seconds[self._run_positions[is_replay] + 1] = [step.replay_seconds[op] for op in self.replayed_ops]
-        return self._copies.waiting(link, np.cumsum(seconds).tolist(), step.profile.rested_share)
+        return self._copies.waiting(link, np.cumsum(seconds).tolist(), step.profile.unthrottled_share)
 
     def _order_runs(self, recipes: list[int]) -> None:
         """Find which recipes run, for which read, and how long the others can be asked for.

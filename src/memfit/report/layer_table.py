@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memfit.layers.plan import CheckpointPlan, activation_stats
-from memfit.layers.profile import LayerMemoryProfile
+from memfit.graph.layer_profile import LayerMemoryProfile
+from memfit.layers.checkpoint_plan import CheckpointPlan, activation_stats
 from memfit.units import format_bytes
 
 MOST_ROWS = 60

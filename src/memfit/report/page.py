@@ -12,7 +12,7 @@ import os
 from importlib import resources
 from typing import Any
 
-from memfit.layers.document import write_text
+from memfit.documents import write_text
 from memfit.report.page_data import ReportData
 from memfit.report.page_document import page_document
 

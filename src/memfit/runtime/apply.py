@@ -19,7 +19,7 @@ from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, wrap_forward
 from memfit.runtime.model_inputs import InputCheck
 from memfit.runtime.native_tape import way_into
-from memfit.runtime.regions import Region, regions_of
+from memfit.runtime.recorded_modules import Region, regions_of
 from memfit.runtime.tape_choice import TapeChoice
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
 
@@ -32,7 +32,7 @@ def apply(model: nn.Module, plan: Plan) -> Applied:
     was made for have right gradients and another peak; the first one warns.
     """
     _refuse_unfit(model, plan)
-    if not plan.regions:
+    if not plan.recorded_modules:
         warnings.warn("the plan saves every value: training runs as before, nothing will change", stacklevel=2)
     return Applied(model, plan, TapeChoice())
 
@@ -129,7 +129,7 @@ def _refuse_unfit(model: nn.Module, plan: Plan) -> None:
             f"a plan is at work on this {type(model).__name__} (or on a part of it) already; remove() that one first"
         )
     modules = dict(model.named_modules())
-    missing = [path for path in (*plan.regions, *plan.watched) if path not in modules]
+    missing = [path for path in (*plan.recorded_modules, *plan.hooked_modules) if path not in modules]
     if missing:
         raise InvalidParameterError(
             f"this plan is for another model: {type(model).__name__} has no module {missing[0]!r}; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from memfit.runtime.regions import Region
+from memfit.runtime.recorded_modules import Region
 
 
 class ForwardPass(Protocol):

@@ -17,7 +17,7 @@ from memfit.runtime.native_build import native_module
 from memfit.runtime.offloading import Offloading, torn_value_error
 from memfit.runtime.op_rules import Treatment, rule_for
 from memfit.runtime.pointwise_ops import pointwise_op
-from memfit.runtime.regions import Region
+from memfit.runtime.recorded_modules import Region
 from memfit.runtime.replay import stale_value_error
 from memfit.runtime.tape import Tape
 from memfit.runtime.torch_internals import let_higher_order_operators_through, outer_saved_tensors_hooks

@@ -37,7 +37,7 @@ from memfit.runtime.torch_internals import unseen_by_dispatch_modes
 from memfit.runtime.values import storage_as_bytes
 
 if TYPE_CHECKING:
-    from memfit.runtime.regions import Place
+    from memfit.runtime.recorded_modules import Place
 
 _NOTHING = nullcontext()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from memfit.errors import StaleValueError
 from memfit.runtime.recipes import Recipe
-from memfit.runtime.regions import Place
+from memfit.runtime.recorded_modules import Place
 from memfit.runtime.values import DroppedUse, DroppedValue, HeldTensor, Source, tensor_with
 
 

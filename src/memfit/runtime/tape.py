@@ -28,7 +28,7 @@ from memfit.runtime.call_arguments import (
 from memfit.runtime.offloading import Offloading
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.recipes import FetchRecipe, InPlaceRecipe, OverwriteRecipe, Recipe
-from memfit.runtime.regions import Fate, FatePattern, Region, fate_of, has_drops, without_drops
+from memfit.runtime.recorded_modules import Fate, FatePattern, Region, fate_of, has_drops, without_drops
 from memfit.runtime.replay import read
 from memfit.runtime.torch_internals import (
     DispatchMode,

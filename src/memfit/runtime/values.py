@@ -25,7 +25,7 @@ from memfit.runtime.torch_internals import negated_view
 
 if TYPE_CHECKING:
     from memfit.runtime.recipes import Recipe
-    from memfit.runtime.regions import Place
+    from memfit.runtime.recorded_modules import Place
 
 
 # Where a tensor lies in its storage, and how its bits are to be read: size, stride, offset, dtype, is_conj, is_neg. A

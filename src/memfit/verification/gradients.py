@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memfit.capture.bits import same_bits
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 from memfit.runtime.batch_tensors import tensors_of
 
 Gradients = Mapping[str, Tensor | None]

@@ -13,7 +13,7 @@ from memfit.capture.clocks import wait_for
 from memfit.capture.devices import device_of
 from memfit.capture.kept_state import KeptState, existed_before
 from memfit.capture.recorded_runs import no_garbage_collection, record_step
-from memfit.capture.step import TrainingStep
+from memfit.capture.training_step import TrainingStep
 from memfit.graph.inputs import Input
 from memfit.progress import Progress
 from memfit.runtime.forward_wrapping import WrappedForward

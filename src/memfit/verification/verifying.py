@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.capture.step import Loss, TrainingStep
 from memfit.capture.step_arguments import refuse_unfit_arguments
+from memfit.capture.training_step import Loss, TrainingStep
 from memfit.errors import InvalidParameterError, VerificationError
 from memfit.graph.inputs import difference_in_words
 from memfit.graph.plan import Plan

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from memfit.documents import check_fields, check_kind, read_document, write_text
 from memfit.errors import InvalidParameterError, PlanFileError
-from memfit.layers.document import check_fields, check_kind, read_document, write_text
-from memfit.layers.plan import CheckpointPlan
-from memfit.layers.profile import LayerMemoryProfile, LayerTypeHint, checked_profiles
-from memfit.layers.validation import shown, whole_number
+from memfit.graph.layer_profile import LayerMemoryProfile, LayerTypeHint, checked_profiles
+from memfit.layers.checkpoint_plan import CheckpointPlan
+from memfit.validation import shown, whole_number
 
 LAYERS_FORMAT = "memfit-layers"
 LAYERS_VERSION = 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from memfit.errors import PlanFileError
-from memfit.layers.validation import shown
+from memfit.validation import shown
 
 LARGEST_DOCUMENT_BYTES = 2**28
 """Files past this size are refused unread: a list of a million layers stays below it."""

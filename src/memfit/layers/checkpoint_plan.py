@@ -13,9 +13,9 @@ from itertools import compress
 from typing import NoReturn
 
 from memfit.errors import EmptyProfilesError, InvalidParameterError, LayerIndexError
-from memfit.layers.profile import LayerMemoryProfile, checked_profiles, listed_profiles
+from memfit.graph.layer_profile import LayerMemoryProfile, checked_profiles, listed_profiles
 from memfit.layers.strategies import LayerStrategy
-from memfit.layers.validation import shown
+from memfit.validation import shown
 
 
 @dataclass(frozen=True)

@@ -101,14 +101,14 @@ class Region:
 def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
     """Return the modules to listen in. A decision belongs to the innermost of the plan's regions around its value."""
     # Op name -> the calls seen, in order -> the outputs' decisions, for each region.
-    calls: dict[str, dict[str, dict[tuple[str, int], dict[int, Fate]]]] = {path: {} for path in plan.regions}
+    calls: dict[str, dict[str, dict[tuple[str, int], dict[int, Fate]]]] = {path: {} for path in plan.recorded_modules}
     for text, decision in plan.decisions.items():
         name = parse_value_name(text)
-        around = [path for path in plan.regions if is_within(name.module, path)]
+        around = [path for path in plan.recorded_modules if is_within(name.module, path)]
         if around:
             outputs = calls[max(around, key=len)].setdefault(name.op, {}).setdefault((name.module, name.call), {})
             outputs[name.output] = _FATES.get(decision, Fate.SAVE)
-    watched = set(plan.watched)
+    watched = set(plan.hooked_modules)
     recording = [
         Region(
             path,
@@ -118,9 +118,9 @@ def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
             window_bytes=plan.window_bytes,
             watches=path in watched,
         )
-        for path in plan.regions
+        for path in plan.recorded_modules
     ]
-    return recording + [Region(path, model, {}, records=False) for path in plan.watched if path not in calls]
+    return recording + [Region(path, model, {}, records=False) for path in plan.hooked_modules if path not in calls]
 
 
 def _pattern(outputs: Mapping[int, Fate]) -> FatePattern:

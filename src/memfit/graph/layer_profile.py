@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from memfit.errors import InvalidParameterError
-from memfit.layers.validation import shown, whole_number
+from memfit.validation import shown, whole_number
 
 
 class LayerTypeHint(StrEnum):
