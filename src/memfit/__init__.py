@@ -13,6 +13,7 @@ from memfit._version import __version__
 
 if TYPE_CHECKING:
     from memfit.capture.profiling import profile as profile
+    from memfit.chunked_loss import linear_cross_entropy as linear_cross_entropy
     from memfit.errors import CheckpointCapacityError as CheckpointCapacityError
     from memfit.errors import CheckpointMissingError as CheckpointMissingError
     from memfit.errors import EmptyProfilesError as EmptyProfilesError
@@ -88,6 +89,7 @@ _HOME_OF = {
         "estimate_memory_with_plan",
         "estimate_total_recompute_flops",
     ),
+    "memfit.chunked_loss": ("linear_cross_entropy",),
     "memfit.layers.checkpointer": ("ActivationCheckpointer", "CheckpointConfig"),
     "memfit.graph.model_profile": ("ModelProfile",),
     "memfit.graph.plan": ("Decision", "FrontierPoint", "Plan"),

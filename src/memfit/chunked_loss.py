@@ -1,0 +1,265 @@
+"""``linear_cross_entropy``: the output projection and the cross-entropy of a language model, in chunks of tokens.
+
+The logits of a large vocabulary are often the largest tensors of a training step: 16,384 tokens and 32,000 classes take
+2 GiB in float32, and autograd holds more than one such tensor. Here only one chunk of them exists at a time. The
+gradient of each chunk is computed right after its loss, in the forward pass, so that nothing of its size is saved for
+the backward pass: what is saved are the gradients of the hidden states, the weight and the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from memfit.errors import InvalidParameterError
+from memfit.validation import real_number, shown, whole_number
+
+# Chunks below this many tokens waste launches; logits that are this small need no chunks.
+_FEWEST_TOKENS = 256
+_SMALL_LOGITS_BYTES = 32 * 2**20
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    chunk_tokens: int | None = None,
+) -> Tensor:
+    """Return ``cross_entropy(linear(hidden, weight, bias), targets)`` without ever holding all logits.
+
+    ``hidden`` has the shape ``(..., width)``, ``weight`` ``(classes, width)``, ``bias`` ``(classes,)`` and ``targets``,
+    which are class indices, the shape of ``hidden`` without its last dimension. ``ignore_index``, ``reduction``
+    (``"mean"`` or ``"sum"``) and ``label_smoothing`` mean the same as for `torch.nn.functional.cross_entropy`. Under
+    autocast, products are computed in autocast's type. The loss is in float32, or in float64 for float64 inputs.
+
+    ``chunk_tokens`` is how many tokens are processed at a time. By default it is chosen by memory: the logits of a
+    chunk take no more than the gradient of the weight, each in float32.
+
+    Gradients are computed in the forward pass, where they are required. Those of the weight and the bias are summed in
+    float32 and rounded once. Sums run in another order than in the unchunked loss, so bits differ: in float32 and
+    float64 the loss and all gradients are within ``64 * eps`` of those computed in float64, relative to their norms; in
+    bfloat16 and float16 within ``4 * eps`` of the type. Differentiating twice is not supported.
+    """
+    options = _checked_options(ignore_index, reduction, label_smoothing)
+    _check_tensors(hidden, weight, targets, bias)
+    rows, classes = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    if chunk_tokens is None:
+        num_tokens = default_chunk_tokens(*weight.shape)
+    else:
+        num_tokens = whole_number(chunk_tokens, "chunk_tokens", minimum=1)
+    if not rows.is_cuda:
+        _check_classes(classes, weight.shape[0], options.ignore_index)
+    loss: Tensor = _ChunkedLoss.apply(rows, weight, bias, classes, options, num_tokens)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def default_chunk_tokens(num_classes: int, width: int) -> int:
+    """Return how many tokens have logits that take no more memory than the weight's gradient, each in float32."""
+    largest = max(width, _SMALL_LOGITS_BYTES // (4 * max(num_classes, 1)), _FEWEST_TOKENS)
+    return 1 << (largest.bit_length() - 1)
+
+
+class _Options(NamedTuple):
+    ignore_index: int
+    is_mean: bool
+    label_smoothing: float
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        options: _Options,
+        chunk_tokens: int,
+    ) -> Tensor:
+        needs_rows, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        narrow = _type_of_products(rows)
+        weight_narrow = weight.detach().to(narrow)
+        bias_narrow = None if bias is None else bias.detach().to(narrow)
+        count = (targets != options.ignore_index).sum().to(wide)
+        scale = count.reciprocal() if options.is_mean else torch.ones_like(count)
+        total = torch.zeros((), dtype=wide, device=rows.device)
+        rows_gradient = torch.empty_like(rows, requires_grad=False) if needs_rows else None
+        weight_sum = torch.zeros_like(weight, dtype=wide, requires_grad=False) if needs_weight else None
+        bias_sum = torch.zeros_like(bias, dtype=wide, requires_grad=False) if needs_bias and bias is not None else None
+        # Autocast would cast the weight anew for every chunk.
+        with torch.autocast(rows.device.type, enabled=False):
+            for start in range(0, len(targets), chunk_tokens):
+                part = slice(start, start + chunk_tokens)
+                chunk = rows.detach()[part].to(narrow)
+                logits = torch.nn.functional.linear(chunk, weight_narrow, bias_narrow)
+                if not (needs_rows or needs_weight or needs_bias):
+                    total += _loss(logits.to(wide), targets[part], options)[0]
+                    continue
+                loss, gradient = _loss_and_gradient(rows.device)(logits, targets[part], scale, options, wide)
+                del logits
+                total += loss
+                if rows_gradient is not None:
+                    rows_gradient[part] = gradient @ weight_narrow
+                if weight_sum is not None:
+                    _add_product(weight_sum, gradient.t(), chunk)
+                if bias_sum is not None:
+                    bias_sum += gradient.sum(0, dtype=wide)
+        weight_gradient = None if weight_sum is None else weight_sum.to(weight.dtype)
+        bias_gradient = None if bias_sum is None or bias is None else bias_sum.to(bias.dtype)
+        ctx.save_for_backward(rows_gradient, weight_gradient, bias_gradient)
+        return total * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = (
+            None if gradient is None else gradient * loss_gradient.to(gradient.dtype) for gradient in ctx.saved_tensors
+        )
+        return (*gradients, None, None, None)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right`` to ``total``, which may be of a wider type."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _loss(logits: Tensor, targets: Tensor, options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the summed loss, and what its gradient needs: log-normalizers, which rows count, and their classes."""
+    counted = targets != options.ignore_index
+    classes = torch.where(counted, targets, 0)[:, None]
+    normalizers = torch.logsumexp(logits, -1, keepdim=True)
+    losses = normalizers - (1 - options.label_smoothing) * logits.gather(1, classes)
+    if options.label_smoothing:
+        losses = losses - options.label_smoothing * logits.mean(-1, keepdim=True)
+    return torch.where(counted[:, None], losses, 0).sum(), normalizers, counted[:, None], classes
+
+
+def _eager_loss_and_gradient(
+    narrow_logits: Tensor, targets: Tensor, scale: Tensor, options: _Options, wide: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the summed loss of a chunk, and the gradient of its scaled loss by the logits, in the logits' type."""
+    logits = narrow_logits.to(wide)
+    loss, normalizers, counted, classes = _loss(logits, targets, options)
+    # The logits are overwritten: nobody else reads them.
+    gradient = logits.sub_(normalizers).exp_().sub_(options.label_smoothing / logits.shape[1])
+    gradient.scatter_add_(1, classes, torch.full_like(normalizers, options.label_smoothing - 1))
+    gradient.mul_(torch.where(counted, scale, 0))
+    return loss, gradient.to(narrow_logits.dtype)
+
+
+def _fusible_loss_and_gradient(
+    narrow_logits: Tensor, targets: Tensor, scale: Tensor, options: _Options, wide: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Compute the same from pointwise ops and reductions alone, which a compiler turns into two kernels."""
+    logits = narrow_logits.to(wide)
+    loss, normalizers, counted, classes = _loss(logits, targets, options)
+    is_target = torch.arange(logits.shape[1], device=logits.device) == classes
+    expected = torch.where(is_target, 1 - options.label_smoothing, 0.0) + options.label_smoothing / logits.shape[1]
+    gradient = (torch.exp(logits - normalizers) - expected) * torch.where(counted, scale, 0)
+    return loss, gradient.to(narrow_logits.dtype)
+
+
+_LossAndGradient = Callable[[Tensor, Tensor, Tensor, _Options, torch.dtype], tuple[Tensor, Tensor]]
+
+
+def _loss_and_gradient(device: torch.device) -> _LossAndGradient:
+    """Return the compiled function on GPUs, where it is faster and takes less memory; the eager one elsewhere."""
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return _eager_loss_and_gradient
+    return _compiled_or_eager()
+
+
+@cache
+def _compiled_or_eager() -> _LossAndGradient:
+    compiled = torch.compile(_fusible_loss_and_gradient)
+    failures: list[Exception] = []
+
+    def loss_and_gradient(
+        logits: Tensor, targets: Tensor, scale: Tensor, options: _Options, wide: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        if not failures:
+            try:
+                return compiled(logits, targets, scale, options, wide)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                # No Triton, no C compiler, a device that is too old: what cannot be compiled runs in eager mode.
+                failures.append(error)
+        return _eager_loss_and_gradient(logits, targets, scale, options, wide)
+
+    return loss_and_gradient
+
+
+def _type_of_products(rows: Tensor) -> torch.dtype:
+    if torch.is_autocast_enabled(rows.device.type) and rows.dtype != torch.float64:
+        return torch.get_autocast_dtype(rows.device.type)
+    return rows.dtype
+
+
+def _checked_options(ignore_index: int, reduction: str, label_smoothing: float) -> _Options:
+    if reduction not in ("mean", "sum"):
+        raise InvalidParameterError(
+            'reduction must be "mean" or "sum", because gradients are computed in the forward pass; got '
+            f"{shown(reduction)}"
+        )
+    smoothing = real_number(label_smoothing, "label_smoothing", "a number from 0 to 1")
+    if not 0 <= smoothing <= 1:
+        raise InvalidParameterError(f"label_smoothing must be a number from 0 to 1; got {shown(label_smoothing)}")
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise InvalidParameterError(f"ignore_index must be a whole number; got {shown(ignore_index)}")
+    return _Options(ignore_index, reduction == "mean", float(smoothing))
+
+
+def _check_tensors(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
+    for name, tensor in (("hidden", hidden), ("weight", weight), ("targets", targets)):
+        if not isinstance(tensor, Tensor):
+            raise InvalidParameterError(f"{name} must be a tensor; got {shown(tensor)}")
+    if weight.ndim != 2 or hidden.ndim < 1 or hidden.shape[-1] != weight.shape[1]:
+        raise InvalidParameterError(
+            "hidden must have the shape (..., width) and weight (classes, width); got "
+            f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
+        )
+    if targets.shape != hidden.shape[:-1]:
+        raise InvalidParameterError(
+            f"targets must have the shape of hidden without its last dimension, {tuple(hidden.shape[:-1])}; got "
+            f"{tuple(targets.shape)}"
+        )
+    if targets.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+        raise InvalidParameterError(f"targets must be class indices (int64); got {targets.dtype}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise InvalidParameterError(f"bias must have the shape {(weight.shape[0],)}; got {tuple(bias.shape)}")
+    devices = {tensor.device for tensor in (hidden, weight, targets, bias) if tensor is not None}
+    if len(devices) > 1:
+        raise InvalidParameterError(f"all tensors must be on one device; got {', '.join(sorted(map(str, devices)))}")
+    is_autocast = torch.is_autocast_enabled(hidden.device.type)
+    if not hidden.is_floating_point() or (hidden.dtype != weight.dtype and not is_autocast):
+        raise InvalidParameterError(
+            "hidden and weight must have one floating type, or run under autocast; got "
+            f"{hidden.dtype} and {weight.dtype}"
+        )
+
+
+def _check_classes(targets: Tensor, num_classes: int, ignore_index: int) -> None:
+    """Refuse classes that do not exist. On a GPU, asking would wait for the device; there, the kernel asserts."""
+    if torch.compiler.is_compiling():
+        return
+    is_wrong = (targets != ignore_index) & ((targets < 0) | (targets >= num_classes))
+    if is_wrong.any():
+        wrong = int(targets[is_wrong][0])
+        raise InvalidParameterError(
+            f"targets must be from 0 to {num_classes - 1}, or ignore_index={ignore_index}; got {wrong}"
+        )
