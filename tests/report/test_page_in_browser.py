@@ -130,7 +130,7 @@ def test_what_is_offloaded_has_its_figure_its_words_and_its_counts(tab: Tab, tmp
     summary = tab.evaluate("document.getElementById('summary').textContent")
     assert "200 B of activations are made again in the backward pass" in summary
     assert "; 200 B of activations wait in the host's memory" in summary
-    cells = "[...document.querySelectorAll('#blocks-body [data-fate=offloaded]')]"
+    cells = "[...document.querySelectorAll('#blocks-body [data-outcome=offloaded]')]"
     assert tab.evaluate(f"{cells}.map(cell => cell.title)") == [
         "200 bytes in 1 value",
         "0 bytes in 0 values",
@@ -208,8 +208,8 @@ def test_5000_values_are_searched_sorted_and_paged_quickly(tab: Tab, tmp_path: P
     document = page_document(data)
     tab.open(f"{path.as_uri()}#point=0")
     sizes = document["values"]["num_bytes"]
-    fates = document["points"][0]["fates"]
-    kept = sorted((size for size, fate in zip(sizes, fates, strict=True) if fate != "-"), reverse=True)
+    outcomes = document["points"][0]["outcomes"]
+    kept = sorted((size for size, outcome in zip(sizes, outcomes, strict=True) if outcome != "-"), reverse=True)
     rows = "[...document.querySelectorAll('#values-body tr')].map(row => Number(row.dataset.bytes))"
     assert tab.evaluate(rows) == kept[:25]
     tab.evaluate("document.getElementById('next-page').click()")
@@ -223,7 +223,7 @@ def test_5000_values_are_searched_sorted_and_paged_quickly(tab: Tab, tmp_path: P
     tab.evaluate("{" + search.format("") + "}")
     tab.evaluate(f"{decision}.value = 'r'; {decision}.dispatchEvent(new Event('input'))")
     text = tab.evaluate("document.getElementById('values-count').textContent")
-    assert text.startswith(f"{fates.count('r'):,} of 5,041 values")
+    assert text.startswith(f"{outcomes.count('r'):,} of 5,041 values")
     milliseconds = tab.evaluate(
         "(() => { const start = performance.now(); const slider = document.getElementById('budget');"
         " for (let turn = 0; turn < 10; turn += 1)"

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from memfit._version import __version__
-from memfit.cli import (
+from memfit.cli.commands import (
     demo_command,
     fit_command,
     frontier_command,

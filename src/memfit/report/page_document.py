@@ -171,7 +171,7 @@ def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_op
         "overhead": point.overhead,
         "recompute_flops": point.plan.recompute_flops,
         "host_bytes": point.plan.host_bytes,
-        "fates": "".join(effect.fates),
+        "outcomes": "".join(effect.outcomes),
         "blocks": bytes_by_block(step, effect, blocks.of_value, len(blocks.labels)),
         "timeline_bytes": _downsampled(simulation.timeline_bytes, first_ops),
         "peak_op_index": simulation.peak_op_index,

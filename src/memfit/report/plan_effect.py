@@ -17,7 +17,7 @@ from memfit.planning.simulator import Simulation, simulated
 from memfit.planning.step import Step
 
 
-class Fate(StrEnum):
+class Outcome(StrEnum):
     """What becomes of a value between the op that made it and the backward pass, as one letter."""
 
     SAVED = "s"
@@ -27,21 +27,21 @@ class Fate(StrEnum):
     NOT_KEPT = "-"
 
 
-COUNTED_FATES = (Fate.SAVED, Fate.RECOMPUTED, Fate.OFFLOADED, Fate.COMPRESSED)
+COUNTED_OUTCOMES = (Outcome.SAVED, Outcome.RECOMPUTED, Outcome.OFFLOADED, Outcome.COMPRESSED)
 
-_FATE_OF_DECISION = {
-    Decision.SAVE: Fate.SAVED,
-    Decision.RECOMPUTE: Fate.RECOMPUTED,
-    Decision.OFFLOAD: Fate.OFFLOADED,
-    Decision.COMPRESS: Fate.COMPRESSED,
+_OUTCOME_OF_DECISION = {
+    Decision.SAVE: Outcome.SAVED,
+    Decision.RECOMPUTE: Outcome.RECOMPUTED,
+    Decision.OFFLOAD: Outcome.OFFLOADED,
+    Decision.COMPRESS: Outcome.COMPRESSED,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEffect:
-    """``fates`` has one entry for each of ``Step.plannable``; the simulation is that of the same decisions."""
+    """``outcomes`` has one entry for each of ``Step.plannable``; the simulation is that of the same decisions."""
 
-    fates: tuple[Fate, ...]
+    outcomes: tuple[Outcome, ...]
     simulation: Simulation
 
 
@@ -52,16 +52,16 @@ def plan_effect(step: Step, plan: Plan) -> PlanEffect:
     started_from = {value for op in simulation.replayed_ops for value in step.op_inputs[op]} - recomputed
     values = step.profile.values
 
-    def fate(index: int) -> Fate:
+    def outcome(index: int) -> Outcome:
         if not values[index].is_saved and index not in started_from:
-            return Fate.NOT_KEPT
+            return Outcome.NOT_KEPT
         if index in recomputed:
-            return Fate.RECOMPUTED
+            return Outcome.RECOMPUTED
         decision = plan.decisions[values[index].name]
         # What the engine cannot bring back is saved, whatever the plan says.
-        return Fate.SAVED if decision is Decision.RECOMPUTE else _FATE_OF_DECISION[decision]
+        return Outcome.SAVED if decision is Decision.RECOMPUTE else _OUTCOME_OF_DECISION[decision]
 
-    return PlanEffect(tuple(fate(index) for index in step.plannable), simulation)
+    return PlanEffect(tuple(outcome(index) for index in step.plannable), simulation)
 
 
 def recomputed_values(step: Step, plan: Plan) -> frozenset[int]:
@@ -89,16 +89,16 @@ def _decided(step: Step, plan: Plan, decision: Decision) -> frozenset[int]:
 
 
 def bytes_by_block(step: Step, effect: PlanEffect, block_of_value: list[int], num_blocks: int) -> list[list[int]]:
-    """Return for each block the bytes of each of ``COUNTED_FATES``. Values written in place share bytes, once."""
-    totals = [[0] * len(COUNTED_FATES) for _ in range(num_blocks)]
+    """Return for each block the bytes of each of ``COUNTED_OUTCOMES``. Values written in place share bytes, once."""
+    totals = [[0] * len(COUNTED_OUTCOMES) for _ in range(num_blocks)]
     held_storages: set[int] = set()
-    for index, fate, block in zip(step.plannable, effect.fates, block_of_value, strict=True):
-        if fate is Fate.NOT_KEPT:
+    for index, outcome, block in zip(step.plannable, effect.outcomes, block_of_value, strict=True):
+        if outcome is Outcome.NOT_KEPT:
             continue
-        if fate is Fate.SAVED:
+        if outcome is Outcome.SAVED:
             storage = step.value_storage[index]
             if storage in held_storages:
                 continue
             held_storages.add(storage)
-        totals[block][COUNTED_FATES.index(fate)] += step.value_bytes[index]
+        totals[block][COUNTED_OUTCOMES.index(outcome)] += step.value_bytes[index]
     return totals

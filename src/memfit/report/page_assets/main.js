@@ -37,7 +37,7 @@ function writeFigures(report, point, totals) {
   for (const [id, text] of Object.entries(figures)) byId(id).textContent = text;
   byId("peak").dataset.bytes = point.peak_bytes;
   byId("slower").dataset.overhead = point.overhead;
-  for (const fate of ["recomputed", "offloaded"]) byId(fate).dataset.bytes = totals[fate];
+  for (const outcome of ["recomputed", "offloaded"]) byId(outcome).dataset.bytes = totals[outcome];
   // Few plans go to the host; where none does, there is no figure for it.
   byId("offloaded").parentElement.hidden = !report.points.some((other) => other.host_bytes);
   const slider = byId("budget");

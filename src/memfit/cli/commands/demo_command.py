@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.layers_demo import show_layers_demo
+from memfit.cli.commands.layers_demo import show_layers_demo
 from memfit.cli.options import AsJson
 from memfit.cli.output import console, make_folder, print_json
 from memfit.progress import progress_on_terminal
@@ -46,7 +46,7 @@ def demo(
     if as_json:
         print_json(_document(found, written))
         return
-    from memfit.cli.demo_words import demo_table, demo_words
+    from memfit.cli.commands.demo_words import demo_table, demo_words
 
     screen = console()
     screen.print(demo_table(found))
