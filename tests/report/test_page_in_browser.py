@@ -128,7 +128,7 @@ def test_what_is_offloaded_has_its_figure_its_words_and_its_counts(tab: Tab, tmp
     assert tab.evaluate(f"Number({figure}.dataset.bytes)") == 200
     assert tab.evaluate("document.documentElement.scrollWidth") == 360
     summary = tab.evaluate("document.getElementById('summary').textContent")
-    assert "200 B of activations are made again in the backward pass" in summary
+    assert "200 B of activations are recomputed in the backward pass" in summary
     assert "; 200 B of activations wait in the host's memory" in summary
     cells = "[...document.querySelectorAll('#blocks-body [data-outcome=offloaded]')]"
     assert tab.evaluate(f"{cells}.map(cell => cell.title)") == [

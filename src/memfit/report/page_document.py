@@ -163,7 +163,7 @@ def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_op
     simulation = effect.simulation
     live = list(simulation.live_at_peak)
     if point.peak_bytes > simulation.peak_bytes:
-        live.append(LiveBytes("(more that the allocator counts)", point.peak_bytes - simulation.peak_bytes))
+        live.append(LiveBytes("(allocator overhead)", point.peak_bytes - simulation.peak_bytes))
         live.sort(key=lambda entry: -entry.num_bytes)
     ops = step.profile.ops
     return {

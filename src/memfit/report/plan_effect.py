@@ -1,8 +1,8 @@
 """What a plan does to each value and each block of a profiled step, in bytes.
 
 A value is *saved* where it is held for the backward pass, because autograd reads it or because a replay starts from
-it; *offloaded* where it waits for that in the host's memory; *recomputed* where autograd reads it and it is brought
-back. Nobody keeps the others, whatever the plan says.
+it; *offloaded* where it is in host memory until then; *recomputed* where autograd reads it and it is replayed.
+The others are not needed by the backward pass, whatever the plan decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     RECOMPUTED = "r"
     OFFLOADED = "o"
     COMPRESSED = "c"
-    NOT_KEPT = "-"
+    NOT_NEEDED = "-"
 
 
 COUNTED_OUTCOMES = (Outcome.SAVED, Outcome.RECOMPUTED, Outcome.OFFLOADED, Outcome.COMPRESSED)
@@ -54,11 +54,11 @@ def plan_effect(step: Step, plan: Plan) -> PlanEffect:
 
     def outcome(index: int) -> Outcome:
         if not values[index].is_saved and index not in started_from:
-            return Outcome.NOT_KEPT
+            return Outcome.NOT_NEEDED
         if index in recomputed:
             return Outcome.RECOMPUTED
         decision = plan.decisions[values[index].name]
-        # What the engine cannot bring back is saved, whatever the plan says.
+        # What the engine cannot replay is saved, whatever the plan decides.
         return Outcome.SAVED if decision is Decision.RECOMPUTE else _OUTCOME_OF_DECISION[decision]
 
     return PlanEffect(tuple(outcome(index) for index in step.plannable), simulation)
@@ -74,12 +74,12 @@ def recomputed_values(step: Step, plan: Plan) -> frozenset[int]:
     names = [step.profile.values[index].name for index in step.plannable]
     missing = next((name for name in names if name not in plan.decisions), None)
     if missing is not None:
-        raise InvalidParameterError(f"the plan says nothing of the value {missing!r}; plan again with this profile")
+        raise InvalidParameterError(f"the plan has no decision for the value {missing!r}; plan again with this profile")
     return frozenset(step.recomputed_of(_decided(step, plan, Decision.RECOMPUTE)))
 
 
 def offloading_of(step: Step, plan: Plan) -> Offloading:
-    """Return the values that go to the host under ``plan``, and how many of their bytes are on their way at a time."""
+    """Return the values that ``plan`` offloads, and how many of their bytes are copied at a time."""
     return Offloading(_decided(step, plan, Decision.OFFLOAD), plan.window_bytes)
 
 
@@ -93,7 +93,7 @@ def bytes_by_block(step: Step, effect: PlanEffect, block_of_value: list[int], nu
     totals = [[0] * len(COUNTED_OUTCOMES) for _ in range(num_blocks)]
     held_storages: set[int] = set()
     for index, outcome, block in zip(step.plannable, effect.outcomes, block_of_value, strict=True):
-        if outcome is Outcome.NOT_KEPT:
+        if outcome is Outcome.NOT_NEEDED:
             continue
         if outcome is Outcome.SAVED:
             storage = step.value_storage[index]

@@ -1,4 +1,4 @@
-"""``memfit demo``: the whole way on a built-in model, on the CPU, with the page."""
+"""``memfit demo``: profile, plan, verify and train a built-in model, on the CPU, with the page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def demo(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a small GPT saved whole, at three budgets and fully checkpointed, and say what was won.
+    """Train a small GPT plain, at three budgets and fully checkpointed, and compare memory and time.
 
     [dim]memfit demo --out memfit-demo[/]
     """

@@ -1,4 +1,4 @@
-// What each block keeps: one stacked bar a block, with its numbers.
+// Activations by block: one stacked bar per block, with its numbers.
 
 const OUTCOMES = [
   { name: "saved", letter: "s", word: "Saved" },

@@ -1,7 +1,7 @@
 // The table of values: searched, sorted and shown a page at a time, so that thousands stay quick.
 
 const ROWS_PER_PAGE = 25;
-const NOT_KEPT = "-";
+const NOT_NEEDED = "-";
 const VALUE_COLUMNS = [
   { key: "name", word: "Value" },
   { key: "block", word: "Block" },
@@ -16,7 +16,7 @@ function newValueTable(report) {
   const ops = columns.op.map((place) => columns.op_names[place]);
   const calls = columns.call.map((call, index) => `#${call}${columns.output[index] ? `.${columns.output[index]}` : ""}`);
   const searched = modules.map((module, index) => `${module}::${ops[index]}${calls[index]}`.toLowerCase());
-  const wordOf = Object.fromEntries([...OUTCOMES.map((outcome) => [outcome.letter, outcome.name]), [NOT_KEPT, "not kept"]]);
+  const wordOf = Object.fromEntries([...OUTCOMES.map((outcome) => [outcome.letter, outcome.name]), [NOT_NEEDED, "not needed"]]);
 
   const sortValues = {
     name: (index) => searched[index],
@@ -31,7 +31,7 @@ function newValueTable(report) {
     const chosen = [];
     for (let index = 0; index < searched.length; index += 1) {
       const outcome = view.outcomes[index];
-      const fits = wanted === "all" || (wanted === "kept" ? outcome !== NOT_KEPT : outcome === wanted);
+      const fits = wanted === "all" || (wanted === "needed" ? outcome !== NOT_NEEDED : outcome === wanted);
       if (fits && searched[index].includes(text)) chosen.push(index);
     }
     const valueOf = sortValues[view.sortKey];
@@ -49,7 +49,7 @@ function newValueTable(report) {
       element("td", { class: "path" }, modules[index], element("span", { class: "op" }, `::${ops[index]}${calls[index]}`)),
       element("td", { class: "path block" }, report.blocks[columns.block[index]]),
       element("td", { title: exactBytesText(columns.num_bytes[index]) }, bytesText(columns.num_bytes[index])),
-      element("td", { class: "decision" }, swatch(outcome === NOT_KEPT ? "" : name, name)),
+      element("td", { class: "decision" }, swatch(outcome === NOT_NEEDED ? "" : name, name)),
     );
   }
 
@@ -88,7 +88,7 @@ function newValueTable(report) {
     button.addEventListener("click", () => sortBy(key));
     byId("values-head").append(element("th", { scope: "col", "data-key": key, class: key === "outcome" ? "decision" : key }, button));
   }
-  const choices = [["kept", "needed by backward"], ...OUTCOMES.map((outcome) => [outcome.letter, outcome.name]), [NOT_KEPT, "not kept"], ["all", "all"]];
+  const choices = [["needed", "needed by backward"], ...OUTCOMES.map((outcome) => [outcome.letter, outcome.name]), [NOT_NEEDED, "not needed"], ["all", "all"]];
   byId("decision").append(...choices.map(([value, word]) => element("option", { value }, word)));
   for (const id of ["search", "decision"]) byId(id).addEventListener("input", () => turn(-view.page));
   byId("previous-page").addEventListener("click", () => turn(-1));
