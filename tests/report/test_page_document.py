@@ -157,7 +157,7 @@ def test_what_the_allocator_counts_beyond_the_buffers_is_live_at_the_peak_too() 
     counted = replace(point, peak_bytes=point.peak_bytes + 10**6)
     (plain,) = page_document(ReportData(profile, [point]))["points"]
     (entry,) = page_document(ReportData(profile, [counted]))["points"]
-    assert entry["live_at_peak"] == [["(more that the allocator counts)", 10**6], *plain["live_at_peak"]]
+    assert entry["live_at_peak"] == [["(allocator overhead)", 10**6], *plain["live_at_peak"]]
     assert entry["num_live_modules"] == plain["num_live_modules"] + 1
 
 

@@ -129,7 +129,7 @@ def test_what_is_offloaded_has_its_figure_its_words_and_its_counts(tab: Tab, tmp
     assert tab.evaluate("document.documentElement.scrollWidth") == 360
     summary = tab.evaluate("document.getElementById('summary').textContent")
     assert "200 B of activations are recomputed in the backward pass" in summary
-    assert "; 200 B of activations wait in the host's memory" in summary
+    assert "; 200 B of activations are offloaded to host memory" in summary
     cells = "[...document.querySelectorAll('#blocks-body [data-outcome=offloaded]')]"
     assert tab.evaluate(f"{cells}.map(cell => cell.title)") == [
         "200 bytes in 1 value",
@@ -166,7 +166,7 @@ def test_where_no_plan_offloads_there_is_no_figure_for_it(tab: Tab, address: str
     tab.open(address)
     assert tab.evaluate("document.getElementById('recomputed').offsetParent !== null")
     assert tab.evaluate("document.getElementById('offloaded').offsetParent === null")
-    assert "Way to the host" not in tab.evaluate("document.getElementById('facts').textContent")
+    assert "Link to the host" not in tab.evaluate("document.getElementById('facts').textContent")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
