@@ -215,7 +215,7 @@ def test_plans_for_other_models_and_no_plans_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match="for the model 'another', the profile is of 'two-blocks'"):
         page_document(ReportData(profile, [other]))
     partial = replace(point, plan=replace(point.plan, decisions={}))
-    with pytest.raises(InvalidParameterError, match=r"says nothing of the value 'blocks\.0::aten\.add#0'"):
+    with pytest.raises(InvalidParameterError, match=r"has no decision for the value 'blocks\.0::aten\.add#0'"):
         page_document(ReportData(profile, [partial]))
     with pytest.raises(InvalidParameterError, match="at least one plan"):
         page_document(ReportData(profile, []))
