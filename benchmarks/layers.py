@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import memfit
-from memfit.layers.backward_sweep import binomial_sweep
+from memfit.layers.checkpointing.backward_sweep import binomial_sweep
 from memfit.layers.examples import gpt_layers
 from memfit.layers.strategies import LayerStrategy
 

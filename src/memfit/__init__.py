@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from memfit.layers.checkpoint_plan import build_checkpoint_plan as build_checkpoint_plan
     from memfit.layers.checkpoint_plan import estimate_memory_with_plan as estimate_memory_with_plan
     from memfit.layers.checkpoint_plan import estimate_total_recompute_flops as estimate_total_recompute_flops
-    from memfit.layers.checkpointer import ActivationCheckpointer as ActivationCheckpointer
-    from memfit.layers.checkpointer import CheckpointConfig as CheckpointConfig
+    from memfit.layers.checkpointing.checkpointer import ActivationCheckpointer as ActivationCheckpointer
+    from memfit.layers.checkpointing.checkpointer import CheckpointConfig as CheckpointConfig
     from memfit.layers.strategies import AttentionOnly as AttentionOnly
     from memfit.layers.strategies import Budget as Budget
     from memfit.layers.strategies import EveryNthLayer as EveryNthLayer
@@ -90,7 +90,7 @@ _HOME_OF = {
         "estimate_total_recompute_flops",
     ),
     "memfit.chunked_loss": ("linear_cross_entropy",),
-    "memfit.layers.checkpointer": ("ActivationCheckpointer", "CheckpointConfig"),
+    "memfit.layers.checkpointing.checkpointer": ("ActivationCheckpointer", "CheckpointConfig"),
     "memfit.graph.model_profile": ("ModelProfile",),
     "memfit.graph.plan": ("Decision", "FrontierPoint", "Plan"),
     "memfit.planning.planner": ("frontier", "plan"),

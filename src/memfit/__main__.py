@@ -1,4 +1,4 @@
-"""Where the ``memfit`` command and ``python -m memfit`` begin, with next to nothing imported before Ctrl-C is heard."""
+"""The entry point of ``memfit`` and ``python -m memfit``; imports little, so that Ctrl-C is handled from the start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def run() -> None:
 
         run_commands()
     except KeyboardInterrupt:
-        # Once a command runs it tells of its own interruptions.
+        # Once a command runs, it reports its own interruptions.
         sys.stderr.write("error: interrupted before anything was done\n")
         raise SystemExit(INTERRUPTED) from None
 

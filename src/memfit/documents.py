@@ -1,6 +1,6 @@
 """JSON documents with a format and a version: read with the place of each mistake, written whole or not at all.
 
-What a document means is up to the module of its format; see ``files`` for lists of layers and plans over them. A path
+What a document means is up to the module of its format; see ``memfit.graph`` and ``memfit.layers.layer_files``. A path
 that ends in ``.gz`` is written compressed; what is compressed is read so, whatever it is called.
 """
 
@@ -79,7 +79,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
     A link stays a link: what it points to is replaced. What is there and no file, such as a pipe, is written into.
     """
-    with _told_as_plan_file_errors(path):
+    with _as_plan_file_errors(path):
         content = text.encode()
         if Path(path).suffix == ".gz":
             # Without a time of writing inside, equal documents make equal files.
@@ -94,7 +94,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise as ``write_text`` would where ``path`` cannot be written, for callers with long work ahead."""
-    with _told_as_plan_file_errors(path):
+    with _as_plan_file_errors(path):
         if Path(path).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not _is_no_file(path):
@@ -119,7 +119,7 @@ def _part_beside(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Path]]:
 
 
 @contextmanager
-def _told_as_plan_file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+def _as_plan_file_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     # A loop of links is a RuntimeError up to Python 3.12.

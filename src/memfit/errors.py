@@ -7,7 +7,7 @@ MemfitError
 ├── CheckpointMissingError (LookupError)    nothing stored for a layer
 ├── CheckpointCapacityError                 no free checkpoint slot
 ├── InfeasibleBudgetError                   no plan fits the budget; carries the smallest that does
-├── VerificationError                       a plan that was tried and did not hold what it promised
+├── VerificationError                       a plan that failed a check when it was run
 ├── PlanFileError (ValueError)              a file that is not what it claims to be
 └── StaleValueError (RuntimeError)          a tensor changed between forward and backward
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 
 class MemfitError(Exception):
-    """The root of every error memfit raises on purpose."""
+    """The root of every error that memfit raises on purpose."""
 
 
 class InvalidParameterError(MemfitError, ValueError):
@@ -58,7 +58,7 @@ class InfeasibleBudgetError(MemfitError):
 
 
 class VerificationError(MemfitError):
-    """A plan was tried and did not hold what it promised: its gradients differ, or its peak is over the budget."""
+    """A plan failed a check when it was run: its gradients differ, or its peak is over the budget."""
 
 
 class PlanFileError(MemfitError, ValueError):
@@ -66,4 +66,4 @@ class PlanFileError(MemfitError, ValueError):
 
 
 class StaleValueError(MemfitError, RuntimeError):
-    """A tensor that a recipe needs was changed between the forward and the backward pass."""
+    """A tensor that a replay reads was changed between the forward and the backward pass."""

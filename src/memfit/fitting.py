@@ -38,6 +38,9 @@ class Fitted(Applied):
         self.profile = profile
         self.verification = verification
 
+    def __repr__(self) -> str:
+        return f"Fitted: {type(self.model).__name__}\n{self.verification!r}"
+
 
 def fit(
     model: nn.Module,

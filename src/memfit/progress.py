@@ -1,4 +1,4 @@
-"""Progress of long work: stages, and steps within them. Who does the work is given one, and tells it what happens."""
+"""Progress of long work: stages, and steps within them. Long functions take one and report to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """Told of each stage as it begins, and of each step in it as it ends."""
+    """Receives the start of each stage and the end of each step in it."""
 
     def stage(self, name: str, num_steps: int | None = None) -> None:
         """A stage begins. ``num_steps`` is how many steps it will have, None where that is not known."""

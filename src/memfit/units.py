@@ -1,4 +1,4 @@
-"""Bytes as people write them: "20GiB", "900MB". Nothing here knows what the bytes are for."""
+"""Bytes, shares and overheads as people write and read them: "20GiB", "6G", "90%", "+3.1%"."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from memfit.errors import InvalidParameterError
 
 _BYTES_PER_UNIT = {
     "b": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
     "kb": 10**3,
     "mb": 10**6,
     "gb": 10**9,
@@ -17,11 +25,12 @@ _BYTES_PER_UNIT = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_WRITTEN_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _WRITTEN_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes that ``text`` names, rounded down: "20GiB", "1.5 GB", "4096B"."""
+    """Return the bytes that ``text`` names, rounded down: "20GiB", "1.5 GB", "6G" (as GB), "6Gi" (as GiB), "4096B"."""
     match = _WRITTEN_SIZE.fullmatch(text)
     unit = match and _BYTES_PER_UNIT.get(match[2].lower())
     if match is None or unit is None:
@@ -33,6 +42,30 @@ def parse_bytes(text: str) -> int:
     # Integer arithmetic: float("20.1") * 2**30 would already be off by a few bytes.
     shift: int = 10 ** len(fraction)
     return int(whole + fraction) * unit // shift
+
+
+def parse_share(text: str) -> float | None:
+    """Return the share that a percentage names, 0.9 for "90%"; None where ``text`` is not a percentage."""
+    match = _WRITTEN_SHARE.fullmatch(text)
+    if match is None:
+        return None
+    share = float(match[1]) / 100
+    if not 0 < share <= 1:
+        raise InvalidParameterError(f"a percentage is above 0% and at most 100%; got {text!r}")
+    return share
+
+
+def format_overhead(overhead: float | None) -> str:
+    """Return a share of the plain step with its sign: "+3.1%"."""
+    return "unknown" if overhead is None else f"{100 * overhead:+.1f}%"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return ``seconds`` for a reader, in ms or μs where they are short: "12.3 ms"."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} μs"
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -17,7 +17,7 @@ _NUMPY_BOOLEANS = (("numpy", "bool"), ("numpy", "bool_"))
 
 
 def whole_number(value: object, name: str, *, minimum: int = 0, maximum: int | None = LARGEST_WHOLE_NUMBER) -> int:
-    """Return ``value`` as an int within the limits (the upper is 2**64 - 1 unless told).
+    """Return ``value`` as an int within the limits (the default upper limit is 2**64 - 1).
 
     Integers of NumPy will do; bools and floats will not.
     """

@@ -41,11 +41,11 @@ def assert_one_line(result: tuple[int, str, str], code: int, pattern: str) -> No
 @pytest.mark.parametrize(
     ("target", "pattern"),
     [
-        ("gpt", "'gpt' is no TARGET; write package.module:function or path/file.py:function"),
-        ("memfit.models:", "'memfit.models:' is no TARGET"),
+        ("gpt", "'gpt' is not a valid TARGET; write package.module:function or path/file.py:function"),
+        ("memfit.models:", "'memfit.models:' is not a valid TARGET"),
         ("memfit.modles:gpt", "there is no module 'memfit.modles'"),
         ("nowhere:gpt", "there is no module 'nowhere', here or among the installed packages"),
-        ("..:gpt", "is no module's name"),
+        ("..:gpt", "is not a module name"),
         ("memfit.models:gtp", "the module has no function 'gtp'; there is gpt"),
         ("memfit.models:__all__", "'__all__' is a list, not a function"),
         ("missing/train.py:build", "missing/train.py: there is no such file"),
@@ -183,7 +183,8 @@ def test_a_file_cut_in_half_says_where(tmp_path: Path, command: str) -> None:
     whole, half = tmp_path / "whole.json", tmp_path / "half.json"
     memfit("profile", GPT, *TINY, "-o", str(whole))
     if command == "verify":
-        memfit("plan", str(whole), "--strategy", "full", "-o", str(whole))
+        memfit("plan", str(whole), "--strategy", "full", "-o", str(tmp_path / "plan.json"))
+        whole = tmp_path / "plan.json"
     text = whole.read_text(encoding="utf-8")
     half.write_text(text[: len(text) // 2], encoding="utf-8")
     arguments = {
@@ -264,7 +265,7 @@ def build():
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 130
-    assert done.stderr == "error: interrupted; the model was put back as it was, and no file is half written\n"
+    assert done.stderr == "error: interrupted; the model is restored, and no file is half written\n"
     assert not output.exists()
 
 

@@ -41,7 +41,7 @@ def test_a_plan_offloads_where_it_may_and_says_how_much(profile_file: str, tmp_p
     assert 0 < plan.host_bytes <= 32 * GIB
     assert "profile.json: budget 9GiB, auto on the host" in shown
     assert f"{num_of['recompute']} of {len(plan.decisions)} recomputed, {num_of['offload']} offloaded" in shown
-    assert "of its memory, pinned" in shown
+    assert "of pinned memory" in shown
     assert "values offloaded" in shown
 
 
@@ -71,7 +71,7 @@ def test_the_frontier_tells_what_each_plan_takes_of_the_host(profile_file: str, 
     host_bytes = [point["host_bytes"] for point in json.loads(shown)["points"]]
     assert code == 0
     assert host_bytes[0] == 0 < max(host_bytes) <= GIB
-    assert "Way to the host" in page.read_text(encoding="utf-8")
+    assert "Link to the host" in page.read_text(encoding="utf-8")
     code, shown, _ = memfit("frontier", profile_file, *options)
     assert (code, "on the host" in shown) == (0, True)
     code, shown, _ = memfit("frontier", profile_file, "--points", "4")

@@ -17,8 +17,8 @@ from memfit.errors import (
     LayerIndexError,
     MemfitError,
 )
-from memfit.layers.checkpointer import ActivationCheckpointer, CheckpointConfig
-from memfit.layers.revolve import binomial_states
+from memfit.layers.checkpointing.checkpointer import ActivationCheckpointer, CheckpointConfig
+from memfit.layers.checkpointing.revolve import binomial_states
 
 Array = np.ndarray[Any, Any]
 

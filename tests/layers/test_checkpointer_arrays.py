@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from memfit.errors import InvalidParameterError
-from memfit.layers.checkpointer import ActivationCheckpointer, CheckpointConfig
+from memfit.layers.checkpointing.checkpointer import ActivationCheckpointer, CheckpointConfig
 
 
 class FrozenNamespace:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.errors import CheckpointMissingError, InvalidParameterError
-from memfit.layers.checkpointer import ActivationCheckpointer, CheckpointConfig
-from memfit.layers.revolve import advances, forward_calls
+from memfit.layers.checkpointing.checkpointer import ActivationCheckpointer, CheckpointConfig
+from memfit.layers.checkpointing.revolve import advances, forward_calls
 
 Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from memfit.layers.half_storage import LARGEST, SMALLEST, hold_in_half
+from memfit.layers.checkpointing.half_storage import LARGEST, SMALLEST, hold_in_half
 
 FLOAT32_LARGEST = float(np.finfo(np.float32).max)
 FLOAT32_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.errors import InvalidParameterError
-from memfit.layers.backward_sweep import (
+from memfit.layers.checkpointing.backward_sweep import (
     Action,
     Forward,
     Free,
@@ -27,7 +27,7 @@ from memfit.layers.backward_sweep import (
     binomial_sweep,
     states_worth_keeping,
 )
-from memfit.layers.revolve import (
+from memfit.layers.checkpointing.revolve import (
     advances,
     binomial_states,
     even_states,

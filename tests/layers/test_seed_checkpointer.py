@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memfit.errors import CheckpointCapacityError, CheckpointMissingError, LayerIndexError, MemfitError
-from memfit.layers.checkpointer import ActivationCheckpointer, CheckpointConfig
+from memfit.layers.checkpointing.checkpointer import ActivationCheckpointer, CheckpointConfig
 
 Array = np.ndarray[Any, Any]
 REPLIES = Path(__file__).parents[1] / "data" / "seeds" / "seed1.jsonl"

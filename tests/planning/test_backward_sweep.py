@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.planning.drawn_profiles import drawn_profiles
 from tests.planning.model_families import chain, unet
 
-import memfit.planning.backward_sweep as backward_sweep
+import memfit.planning.dynamic_program as backward_sweep
 import memfit.planning.search as search
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.backward_sweep import Guide, swept
+from memfit.planning.dynamic_program import Guide, swept
 from memfit.planning.enumeration import all_choices, values_that_matter
 from memfit.planning.search import explored
 from memfit.planning.simulator import judged

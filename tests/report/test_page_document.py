@@ -52,10 +52,10 @@ def test_blocks_show_the_bytes_that_are_saved_and_recomputed_in_each() -> None:
     entry_of_plan = document["points"][document["selected"]]
     # The sum that nobody kept is now what the replay of tanh starts from.
     assert entry_of_plan["blocks"] == [[100, 200, 0, 0], [200, 0, 0, 0], [50, 0, 0, 0]]
-    assert entry_of_plan["fates"] == "sr-ss"
+    assert entry_of_plan["outcomes"] == "sr-ss"
     (entry_of_plain,) = (entry for entry in document["points"] if entry["overhead"] == 0)
     assert entry_of_plain["blocks"] == [[200, 0, 0, 0], [200, 0, 0, 0], [50, 0, 0, 0]]
-    assert entry_of_plain["fates"] == "-s-ss"
+    assert entry_of_plain["outcomes"] == "-s-ss"
 
 
 def test_offloaded_and_compressed_values_are_counted_apart() -> None:
@@ -66,7 +66,7 @@ def test_offloaded_and_compressed_values_are_counted_apart() -> None:
     }
     document = page_document(ReportData(profile, [point_recomputing(profile, set(), moved)]))
     assert document["points"][0]["blocks"] == [[0, 0, 200, 0], [0, 0, 0, 200], [50, 0, 0, 0]]
-    assert document["points"][0]["fates"] == "-o-cs"
+    assert document["points"][0]["outcomes"] == "-o-cs"
     assert document["points"][0]["host_bytes"] == 200
 
 
@@ -88,7 +88,7 @@ def test_a_value_that_a_replay_starts_from_can_wait_on_the_host() -> None:
     profile = two_blocks()
     add, tanh = (index_of(profile, f"blocks.0{name}#0") for name in ("::aten.add", ".act::aten.tanh"))
     document = page_document(ReportData(profile, [point_recomputing(profile, {tanh}, {add: Decision.OFFLOAD})]))
-    assert document["points"][0]["fates"] == "or-ss"
+    assert document["points"][0]["outcomes"] == "or-ss"
     assert document["points"][0]["blocks"][0] == [0, 200, 100, 0]
 
 
@@ -115,7 +115,7 @@ def test_values_written_in_place_count_their_bytes_once() -> None:
     b.op(None, "sum", [y], 4)
     profile = b.finish("in-place")
     document = page_document(ReportData(profile, [point_recomputing(profile, set())]))
-    assert document["points"][0]["fates"] == "ss"
+    assert document["points"][0]["outcomes"] == "ss"
     assert document["points"][0]["blocks"][0] == [300, 0, 0, 0]
 
 
@@ -133,7 +133,7 @@ def test_a_value_belongs_to_the_innermost_of_nested_blocks() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(drawn_profiles(), st.data())
-def test_timeline_peak_and_fates_agree_with_the_simulator(profile: ModelProfile, data: st.DataObject) -> None:
+def test_timeline_peak_and_outcomes_agree_with_the_simulator(profile: ModelProfile, data: st.DataObject) -> None:
     step = Step(profile)
     wanted = {value for value in step.plannable if data.draw(st.booleans())}
     document = page_document(ReportData(profile, [point_recomputing(profile, wanted)]))
@@ -157,7 +157,7 @@ def test_what_the_allocator_counts_beyond_the_buffers_is_live_at_the_peak_too() 
     counted = replace(point, peak_bytes=point.peak_bytes + 10**6)
     (plain,) = page_document(ReportData(profile, [point]))["points"]
     (entry,) = page_document(ReportData(profile, [counted]))["points"]
-    assert entry["live_at_peak"] == [["(more that the allocator counts)", 10**6], *plain["live_at_peak"]]
+    assert entry["live_at_peak"] == [["(allocator overhead)", 10**6], *plain["live_at_peak"]]
     assert entry["num_live_modules"] == plain["num_live_modules"] + 1
 
 
@@ -215,7 +215,7 @@ def test_plans_for_other_models_and_no_plans_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match="for the model 'another', the profile is of 'two-blocks'"):
         page_document(ReportData(profile, [other]))
     partial = replace(point, plan=replace(point.plan, decisions={}))
-    with pytest.raises(InvalidParameterError, match=r"says nothing of the value 'blocks\.0::aten\.add#0'"):
+    with pytest.raises(InvalidParameterError, match=r"has no decision for the value 'blocks\.0::aten\.add#0'"):
         page_document(ReportData(profile, [partial]))
     with pytest.raises(InvalidParameterError, match="at least one plan"):
         page_document(ReportData(profile, []))

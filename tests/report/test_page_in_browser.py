@@ -128,9 +128,9 @@ def test_what_is_offloaded_has_its_figure_its_words_and_its_counts(tab: Tab, tmp
     assert tab.evaluate(f"Number({figure}.dataset.bytes)") == 200
     assert tab.evaluate("document.documentElement.scrollWidth") == 360
     summary = tab.evaluate("document.getElementById('summary').textContent")
-    assert "200 B of activations are made again in the backward pass" in summary
-    assert "; 200 B of activations wait in the host's memory" in summary
-    cells = "[...document.querySelectorAll('#blocks-body [data-fate=offloaded]')]"
+    assert "200 B of activations are recomputed in the backward pass" in summary
+    assert "; 200 B of activations are offloaded to host memory" in summary
+    cells = "[...document.querySelectorAll('#blocks-body [data-outcome=offloaded]')]"
     assert tab.evaluate(f"{cells}.map(cell => cell.title)") == [
         "200 bytes in 1 value",
         "0 bytes in 0 values",
@@ -166,7 +166,7 @@ def test_where_no_plan_offloads_there_is_no_figure_for_it(tab: Tab, address: str
     tab.open(address)
     assert tab.evaluate("document.getElementById('recomputed').offsetParent !== null")
     assert tab.evaluate("document.getElementById('offloaded').offsetParent === null")
-    assert "Way to the host" not in tab.evaluate("document.getElementById('facts').textContent")
+    assert "Link to the host" not in tab.evaluate("document.getElementById('facts').textContent")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -208,8 +208,8 @@ def test_5000_values_are_searched_sorted_and_paged_quickly(tab: Tab, tmp_path: P
     document = page_document(data)
     tab.open(f"{path.as_uri()}#point=0")
     sizes = document["values"]["num_bytes"]
-    fates = document["points"][0]["fates"]
-    kept = sorted((size for size, fate in zip(sizes, fates, strict=True) if fate != "-"), reverse=True)
+    outcomes = document["points"][0]["outcomes"]
+    kept = sorted((size for size, outcome in zip(sizes, outcomes, strict=True) if outcome != "-"), reverse=True)
     rows = "[...document.querySelectorAll('#values-body tr')].map(row => Number(row.dataset.bytes))"
     assert tab.evaluate(rows) == kept[:25]
     tab.evaluate("document.getElementById('next-page').click()")
@@ -223,7 +223,7 @@ def test_5000_values_are_searched_sorted_and_paged_quickly(tab: Tab, tmp_path: P
     tab.evaluate("{" + search.format("") + "}")
     tab.evaluate(f"{decision}.value = 'r'; {decision}.dispatchEvent(new Event('input'))")
     text = tab.evaluate("document.getElementById('values-count').textContent")
-    assert text.startswith(f"{fates.count('r'):,} of 5,041 values")
+    assert text.startswith(f"{outcomes.count('r'):,} of 5,041 values")
     milliseconds = tab.evaluate(
         "(() => { const start = performance.now(); const slider = document.getElementById('budget');"
         " for (let turn = 0; turn < 10; turn += 1)"

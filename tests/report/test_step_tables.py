@@ -1,4 +1,4 @@
-"""Tables of plans that offload: what goes to the host is told beside what is saved and recomputed, and only then."""
+"""Tables of plans that offload: offloaded values are shown beside what is saved and recomputed, and only then."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_blocks_show_what_is_offloaded_where_anything_is() -> None:
 def test_the_summary_says_how_much_goes_to_the_host() -> None:
     lines = dict(rows_of(plan_summary(PROFILE, offloading().plan)))
     assert lines["values"] == "1 of 5 recomputed, 2 offloaded"
-    assert lines["host"] == "300 B of its memory, pinned"
+    assert lines["host"] == "300 B of pinned memory"
     lines = dict(rows_of(plan_summary(PROFILE, recomputing().plan)))
     assert lines["values"] == "1 of 5 recomputed"
     assert "host" not in lines
@@ -78,11 +78,11 @@ def test_the_frontier_shows_what_is_offloaded_where_anything_is() -> None:
 def test_a_verification_says_how_much_goes_to_the_host() -> None:
     assert "host" not in dict(rows_of(verification_summary(example())))
     lines = dict(rows_of(verification_summary(replace(example(), host_bytes=3 * 2**30))))
-    assert lines["host"] == "3.00 GiB of its memory, pinned, for what is offloaded"
+    assert lines["host"] == "3.00 GiB of pinned memory for offloaded values"
 
 
-def test_a_profile_says_what_way_there_is_to_the_host() -> None:
+def test_a_profile_shows_the_link_to_the_host() -> None:
     assert "host" not in dict(rows_of(profile_summary(PROFILE)))
     linked = replace(PROFILE, link=Link(54.2e9, 51.77e9, 1e-5, 3 * 2**40))
     lines = dict(rows_of(profile_summary(linked)))
-    assert lines["host"] == "54.2 GB/s to its memory and 51.8 back, 3.00 TiB free"
+    assert lines["host"] == "54.2 GB/s to the host and 51.8 GB/s to the device, 3.00 TiB free"

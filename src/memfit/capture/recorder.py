@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.capture.flop_counts import flops_of
 from memfit.capture.lifetimes import SaveHandle, StorageMark
-from memfit.capture.op_facts import NOTHING_KNOWN, facts_of, flops_of, fused_facts_of
+from memfit.capture.op_facts import NOTHING_KNOWN, facts_of, fused_facts_of
 from memfit.capture.plain_tensors import is_plain, only_plain, plain_alias
 from memfit.capture.recording import NewValue, Recording, SeenSave
 from memfit.capture.scopes import ModuleScopes

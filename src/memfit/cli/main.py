@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from memfit._version import __version__
-from memfit.cli import (
+from memfit.cli.commands import (
     demo_command,
     fit_command,
     frontier_command,
@@ -55,14 +55,14 @@ class _ErrorsInOneLine(TyperGroup):
         except MemfitError as error:
             if is_json_wanted(ctx):
                 print_json(error_document(error))
-            _tell(ctx, str(error))
+            _report(ctx, str(error))
             raise typer.Exit(exit_code_of(error)) from error
         except KeyboardInterrupt as error:
-            _tell(ctx, "interrupted; the model was put back as it was, and no file is half written")
+            _report(ctx, "interrupted; the model is restored, and no file is half written")
             raise typer.Exit(INTERRUPTED) from error
 
 
-def _tell(ctx: Any, message: str) -> None:
+def _report(ctx: Any, message: str) -> None:
     """Print the error that is being handled: its ``message``, or with ``--debug`` its whole trace."""
     if ctx.params.get("debug"):
         traceback.print_exc()

@@ -9,7 +9,7 @@ import typer
 
 from memfit.cli.strategy_text import WRITTEN_STRATEGIES
 from memfit.errors import InvalidParameterError
-from memfit.units import parse_bytes
+from memfit.units import parse_bytes, parse_share
 
 TargetText: TypeAlias = Annotated[
     str,
@@ -21,12 +21,12 @@ TargetText: TypeAlias = Annotated[
 ]
 Arguments: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--arg", metavar="NAME=VALUE", help="An argument for the TARGET's function; repeatable."),
+    typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the TARGET's function; repeatable."),
 ]
 BudgetText: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help='The bytes that must be enough: "2GiB", "900MB", a share of the device such as "0.8", or "auto".',
+        help='The largest allowed peak: "2GiB", "900MB", a share of the device such as "90%" or "0.9", or "auto".',
         show_default=False,
     ),
 ]
@@ -34,7 +34,7 @@ HostBudgetText: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--host-budget",
-        help='Offload values, too, to so much of the host\'s memory: "64GiB", or "auto" for half of what was free. '
+        help='Also offload values, to at most this much host memory: "64GiB", or "auto" for half of what was free. '
         "Needs a GPU.",
         show_default=False,
     ),
@@ -54,7 +54,7 @@ _JSON_IS_WANTED = "memfit.json_is_wanted"
 
 
 def _note_json(context: typer.Context, wanted: bool) -> bool:
-    # A command's context shares this with the one around it, where errors are told.
+    # A command's context shares this with the one around it, where errors are reported.
     context.meta[_JSON_IS_WANTED] = wanted
     return wanted
 
@@ -88,7 +88,8 @@ def parse_budget(text: str) -> int | float | str:
     try:
         share = float(text)
     except ValueError:
-        parse_bytes(text)
+        if parse_share(text) is None:
+            parse_bytes(text)
         return text
     if not 0 < share <= 1:
         raise InvalidParameterError(

@@ -1,17 +1,17 @@
-"""Where the commands print and write: tables and data to standard output, mistakes to standard error, folders."""
+"""Where the commands print and write: tables and data to standard output, errors to standard error."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 from rich.console import Console
 
 from memfit.documents import check_writable
-from memfit.errors import InfeasibleBudgetError, MemfitError, PlanFileError
+from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError, PlanFileError
 
 
 def console() -> Console:
@@ -25,7 +25,7 @@ def print_json(document: object) -> None:
 
 
 def error_document(error: MemfitError) -> dict[str, object]:
-    """Return ``error`` for machines: what it is, what it says, and the smallest budget where that is what it names."""
+    """Return ``error`` for machines: its type, its message, and for an infeasible budget the smallest feasible one."""
     document: dict[str, object] = {"type": type(error).__name__, "message": str(error)}
     if isinstance(error, InfeasibleBudgetError):
         document["minimum_bytes"] = error.minimum_bytes
@@ -52,11 +52,31 @@ def print_warning(message: str) -> None:
     sys.stderr.write(f"warning: {' '.join(message.split())}\n")
 
 
-def check_outputs(*paths: Path | None) -> None:
-    """Raise where one of the files that were asked for cannot be written: before the work, not after it."""
+def check_outputs(*paths: Path | None, inputs: Iterable[Path] = ()) -> None:
+    """Raise before the work begins if an output cannot be written, is one of the ``inputs``, or is given twice."""
+    read = list(inputs)
+    written: list[Path] = []
     for path in paths:
-        if path is not None:
-            check_writable(path)
+        if path is None:
+            continue
+        for other in read:
+            if _is_same_file(path, other):
+                raise InvalidParameterError(f"{path} is an input of this command, {other}; write to another file")
+        if any(_is_same_file(path, other) for other in written):
+            raise InvalidParameterError(f"{path} is given for two outputs; write each to a file of its own")
+        check_writable(path)
+        written.append(path)
+
+
+def _is_same_file(path: Path, other: Path) -> bool:
+    """Return whether both are one regular file, through links and whatever the spelling."""
+    try:
+        if path.exists() and other.exists():
+            return path.is_file() and path.samefile(other)
+        return path.resolve() == other.resolve()
+    # Paths that cannot be resolved, such as a loop of links, are for check_writable to refuse.
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def make_folder(path: Path) -> None:

@@ -1,6 +1,6 @@
-"""TARGETs: functions of the user's that return a model and a batch, found by name and called.
+"""TARGETs: functions of the user that return a model and a batch, found by name and called.
 
-Whatever goes wrong in there is the user's own and shown so: the place in their file, and nothing of ours.
+Errors in them are shown as the user's own: the place in their file, without memfit's frames.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load_target(text: str, arguments: Sequence[str] = ()) -> Target:
     """Return what the function that ``text`` names gives for ``arguments``, each written ``name=value``."""
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
-        raise InvalidParameterError(f"{text!r} is no TARGET; write {_FORMS}")
+        raise InvalidParameterError(f"{text!r} is not a valid TARGET; write {_FORMS}")
     keywords = parse_arguments(arguments)
     module = _module_of_file(Path(place)) if place.endswith(".py") else _module_named(place)
     function = _function_of(module, name, text)
@@ -48,6 +48,17 @@ def load_target(text: str, arguments: Sequence[str] = ()) -> Target:
     with users_own_errors(f"while {name}() of {place} ran"):
         result = function(**keywords)
     return _checked(result, text)
+
+
+def source_files(text: str) -> list[Path]:
+    """Return the files that the TARGET ``text`` may be imported from. Nothing is imported."""
+    place = text.rpartition(":")[0]
+    if place.endswith(".py"):
+        return [Path(place)]
+    parts = place.split(".")
+    folders = [Path.cwd(), *map(Path, sys.path)]
+    names = ("/".join([*parts[:-1], parts[-1] + ".py"]), "/".join([*parts, "__init__.py"]))
+    return [path for folder in folders for name in names if (path := folder / name).is_file()]
 
 
 def parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
@@ -97,7 +108,7 @@ def _module_named(name: str) -> ModuleType:
             raise
         except (TypeError, ValueError):
             # Names such as "..models" or "".
-            raise InvalidParameterError(f"{name!r} is no module's name; TARGET is {_FORMS}") from None
+            raise InvalidParameterError(f"{name!r} is not a module name; TARGET is {_FORMS}") from None
 
 
 def _function_of(module: ModuleType, name: str, text: str) -> Callable[..., Any]:

@@ -1,1 +1,1 @@
-"""The demo's work: a small GPT trained on generated text, in several ways. What is shown is up to the commands."""
+"""The demo's work: a small GPT trained on generated text, with several methods. The commands print the results."""

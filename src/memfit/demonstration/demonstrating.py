@@ -1,4 +1,4 @@
-"""Measures one small GPT saved whole, at three budgets and fully checkpointed, and trains it plain and planned."""
+"""Measures one small GPT plain, at three budgets and fully checkpointed, and trains it plain and planned."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class WayMeasured:
-    """One way to run the step; ``overhead`` and its quartiles are against the plain step of the same rounds."""
+    """One method to run the step; ``overhead`` and its quartiles are against the plain step of the same rounds."""
 
     label: str
     peak_bytes: int

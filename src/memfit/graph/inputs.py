@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from memfit.errors import InvalidParameterError
 from memfit.validation import shown
 
-_MOST_TOLD = 3
+_MOST_NAMED = 3
 
 
 class Input(NamedTuple):
@@ -29,9 +29,9 @@ def difference_in_words(planned: Sequence[Input], given: Sequence[Input]) -> str
     names = [name for name in {**expected, **got} if expected.get(name) != got.get(name)]
     if not names:
         return None
-    told = [f"{name} {expected.get(name, 'absent')}, got {got.get(name, 'none')}" for name in names[:_MOST_TOLD]]
-    more = f"; and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else ""
-    return f"planned for {'; for '.join(told)}{more}"
+    named = [f"{name} {expected.get(name, 'absent')}, got {got.get(name, 'none')}" for name in names[:_MOST_NAMED]]
+    more = f"; and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"planned for {'; for '.join(named)}{more}"
 
 
 def inputs_document(inputs: Sequence[Input]) -> dict[str, str]:

@@ -13,6 +13,8 @@ from enum import StrEnum
 
 from memfit.graph.inputs import Input
 from memfit.graph.layer_profile import LayerMemoryProfile
+from memfit.graph.summaries import html_summary, text_summary
+from memfit.units import format_bytes, format_seconds
 
 
 class Replay(StrEnum):
@@ -38,7 +40,7 @@ class Save:
 
     ``read_before`` is the number of ops where it is never read. ``op_index`` is the op of the forward pass for whose
     sake it was saved, None where that is not known. ``read_place`` tells the reads before one op apart: what is read
-    first is brought back first, and is there while the next is.
+    first is restored first, and stays in memory while the next is restored.
     """
 
     read_before: int
@@ -78,9 +80,9 @@ class RecordedOp:
     ``module`` is the path of the module it ran in, None for the loss and whatever else ran outside the model, and for
     the backward pass. ``rewrites`` are the values that it wrote over; those it also read are among its ``inputs``.
     ``outputs`` are the new values by position, None where an output is no new value. ``workspace_bytes`` is what it
-    took for itself while it ran, beyond its outputs. ``hidden_writes`` are values that it changed without telling, as a
+    took for itself while it ran, beyond its outputs. ``hidden_writes`` are values that it changed implicitly, as a
     batch norm does its running statistics: whoever replays from them needs a copy. ``replay_seconds`` is what running
-    it again takes, None where that is as long as ever: a pointwise op may run in one kernel with its neighbours.
+    it again takes, None where that is ``seconds``: a pointwise op may run in one kernel with its neighbours.
     """
 
     module: str | None
@@ -111,8 +113,8 @@ class HostCosts:
     """What the host spends, in seconds, to launch a plain step, and on each thing that the engine does.
 
     ``forward`` and ``backward`` are the plain step's, the optimizer's part in the latter. Then: an op that runs where
-    ops are recorded, with the views around it, and more where its result is dropped; going into a module to listen
-    there; a tensor that autograd saves where saves are watched, and its way back; an op that is run again.
+    ops are recorded, with the views around it, and more where its result is dropped; entering a recorded module;
+    a tensor that autograd saves under a saved-tensor hook, and unpacking it; a replayed op.
     ``runs_ahead`` says that steps are launched while the device still computes the one before; a model that reads
     results back in its forward pass waits for them, and so for the step before. ``hooks_only_dropped_saves`` says that
     where ops are recorded, saved-tensor hooks are active only around the saves of dropped values.
@@ -135,7 +137,7 @@ HOST_SECONDS = ("forward", "backward", "recorded_op", "dropped_op", "module_entr
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way between the device and the host's pinned memory: bytes a second out of the device and back into it.
+    """The link between the device and the host's pinned memory: bytes a second out of the device and back into it.
 
     ``seconds_per_copy`` is what each copy takes beyond its bytes. ``host_free_bytes`` is how much memory of the host
     was free when that was measured. ``slowdown`` is the share by which the device computes longer while it copies,
@@ -150,7 +152,7 @@ class Link:
     host_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, repr=False)
 class ModelProfile:
     """One measured training step.
 
@@ -158,7 +160,7 @@ class ModelProfile:
     ``device_bytes`` is all the memory that the device has, ``free_bytes`` how much of it this step can have at most,
     counting what it holds already; None where that is not known. ``measured_with`` says how the numbers came about.
     ``host`` is what the host has to do while the device computes; None where they are one, or it was not measured.
-    ``inputs`` are the tensors that the model was called with. ``link`` is the way to the host's memory; None where that
+    ``inputs`` are the tensors that the model was called with. ``link`` connects to the host's memory; None where that
     is the device's own, or it was not measured. ``unthrottled_share`` is what the ops would take in all, as a share of
     their seconds in the step, on a device whose clock is not throttled.
     """
@@ -202,3 +204,18 @@ class ModelProfile:
     def layers(self) -> tuple[LayerMemoryProfile, ...]:
         """The measured layers: one for each block, numbered in the order in which they ran."""
         return tuple(block.layer for block in self.blocks)
+
+    def summary_lines(self) -> dict[str, str]:
+        """Return what was measured, a few words for each."""
+        return {
+            "peak": format_bytes(self.peak_bytes),
+            "step": format_seconds(self.step_seconds),
+            "ops": f"{len(self.ops)} ops, {len(self.values)} values, {len(self.blocks)} blocks",
+            "measured": f"on {self.device}, {self.measured_with}",
+        }
+
+    def __repr__(self) -> str:
+        return text_summary("ModelProfile", self.summary_lines())
+
+    def _repr_html_(self) -> str:
+        return html_summary("ModelProfile", self.summary_lines())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from memfit.graph.inputs import Input
+from memfit.graph.summaries import html_summary, text_summary
+from memfit.units import format_bytes, format_overhead
 
 
 class Decision(StrEnum):
@@ -19,7 +22,15 @@ class Decision(StrEnum):
     COMPRESS = "compress"
 
 
-@dataclass(frozen=True, slots=True)
+_PARTICIPLES = {
+    Decision.SAVE: "saved",
+    Decision.RECOMPUTE: "recomputed",
+    Decision.OFFLOAD: "offloaded",
+    Decision.COMPRESS: "compressed",
+}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """What to do with every value of a model's forward pass, and what that is predicted to give.
 
@@ -61,11 +72,38 @@ class Plan:
 
         return load_plan(path)
 
+    @property
+    def changes_anything(self) -> bool:
+        """Whether any value is not saved."""
+        return any(decision is not Decision.SAVE for decision in self.decisions.values())
 
-@dataclass(frozen=True, slots=True)
+    def summary_lines(self) -> dict[str, str]:
+        """Return what is predicted and decided, a few words for each."""
+        counts = Counter(self.decisions.values())
+        decided = ", ".join(f"{counts[each]} {_PARTICIPLES[each]}" for each in Decision if counts[each])
+        lines = {"peak": f"{format_bytes(self.predicted_peak_bytes)} predicted"}
+        if self.budget_bytes is not None:
+            lines["budget"] = format_bytes(self.budget_bytes)
+        lines["time"] = f"{format_overhead(self.predicted_overhead)} predicted"
+        lines["values"] = decided or "none"
+        if self.host_bytes:
+            lines["host"] = f"{format_bytes(self.host_bytes)} of pinned memory"
+        return lines
+
+    def __repr__(self) -> str:
+        return text_summary("Plan", self.summary_lines())
+
+    def _repr_html_(self) -> str:
+        return html_summary("Plan", self.summary_lines())
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class FrontierPoint:
     """One plan of the trade-off between memory and time; ``overhead`` is a share of the plain step."""
 
     peak_bytes: int
     overhead: float
     plan: Plan
+
+    def __repr__(self) -> str:
+        return f"FrontierPoint({format_bytes(self.peak_bytes)} peak, {format_overhead(self.overhead)} time)"

@@ -6,6 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from memfit.graph.summaries import text_summary
+from memfit.units import format_bytes, format_overhead, format_seconds
+
 # On devices whose kernels sum in no fixed order, the plain step differs from itself. How much is known from a few runs
 # only, and the largest of a few draws is easily passed by the next one; a wrong gradient is off by orders of magnitude.
 _NOISE_FACTOR = 4.0
@@ -20,19 +23,19 @@ class Quartiles(NamedTuple):
     high: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verification:
-    """The plain and the planned step, run in turns from the same state.
+    """The plain and the planned step, run in interleaved rounds from the same state.
 
     ``gradients_equal`` is whether all gradients have the same bits, ``max_gradient_error`` the largest difference
     relative to the largest plain gradient of the same tensor, over all tensors. ``plain_reproducible`` is whether the
     plain step has the same bits twice, ``plain_gradient_error`` by how much it differs from itself, and
     ``plain_gradient_distance`` how far all its gradients together are from themselves, as a share of their length.
-    Peaks are measured; ``predicted_peak_bytes`` is the plan's word, and so is ``host_bytes``, the host's memory that
-    offloaded values take. Seconds are medians over ``num_rounds`` rounds; ``overhead`` is the ratio of the medians less
-    1, and its quartiles are those of the rounds' own ratios.
+    Peaks are measured; ``predicted_peak_bytes`` is the plan's prediction, and so is ``host_bytes``, the host
+    memory of offloaded values. Seconds are medians over ``num_rounds`` rounds; ``overhead`` is the ratio of the medians
+    less 1, and its quartiles are those of the rounds' own ratios.
 
-    Where the plain step does not fit the device, what is told of it, and what needs it, is None.
+    Where the plain step does not fit the device, its fields and those computed from it are None.
     """
 
     gradients_equal: bool | None
@@ -82,13 +85,29 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Whether all that was promised was kept: the gradients, and the budget where there is one."""
+        """Whether the gradients hold and the measured peak is within the budget."""
         return self.gradients_hold and self.within_budget
 
     @property
     def peak_miss(self) -> float:
         """How far the measured peak is above the predicted one, as a share of it; negative where it is below."""
         return self.peak_bytes / self.predicted_peak_bytes - 1 if self.predicted_peak_bytes else 0.0
+
+    def summary_lines(self) -> dict[str, str]:
+        """Return what was measured, a few words for each."""
+        plain = "" if self.plain_peak_bytes is None else f"{format_bytes(self.plain_peak_bytes)} plain, "
+        lines = {
+            "gradients": {None: "not compared", True: "equal", False: "not equal"}[self.gradients_equal],
+            "peak": f"{format_bytes(self.peak_bytes)} ({plain}{format_bytes(self.predicted_peak_bytes)} predicted)",
+        }
+        if self.budget_bytes is not None:
+            side = "within" if self.within_budget else "over"
+            lines["budget"] = f"{side} {format_bytes(self.budget_bytes)}"
+        lines["time"] = f"{format_overhead(self.overhead)}, {format_seconds(self.step_seconds)} per step"
+        return lines
+
+    def __repr__(self) -> str:
+        return text_summary("Verification", self.summary_lines())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the verification to ``path`` as JSON."""

@@ -59,7 +59,7 @@ def cheapest_drop(sizes_bytes: Sequence[int], flops: Sequence[int], budget_bytes
             minimum_bytes=minimum_bytes,
         )
     items = _sorted_items(sizes_bytes, flops, excess_bytes=total_bytes - budget_bytes)
-    found = _Search(items, is_exact=len(sizes_bytes) <= LARGEST_EXACT_NUM_LAYERS).run()
+    found = _DropSearch(items, is_exact=len(sizes_bytes) <= LARGEST_EXACT_NUM_LAYERS).run()
     return CheapestDrop(_earliest_of_equals(found.positions, sizes_bytes, flops), found.optimality_gap)
 
 
@@ -113,7 +113,7 @@ def _by_ratio(sizes: Sequence[int], costs: Sequence[int]) -> list[int]:
     return sorted(range(len(sizes)), key=ratio.__getitem__)
 
 
-class _Search:
+class _DropSearch:
     """Best-first search over the size of the largest dropped layer."""
 
     def __init__(self, items: _Items, *, is_exact: bool) -> None:

@@ -60,7 +60,7 @@ class Cover:
 
 
 @dataclass(frozen=True)
-class CoverSearch:
+class CoverResult:
     """What the search found better than it was given, if anything, and what it proved: no cover costs less than
     ``lower_bound`` unless it was known before. ``work`` counts the states looked at."""
 
@@ -91,7 +91,7 @@ def cheapest_cover(
     known_cost: int,
     known_weight: int,
     work_limit: int,
-) -> CoverSearch:
+) -> CoverResult:
     """Return the cover of least cost, and of such covers the one of most weight, if it beats the one known.
 
     ``weights`` are positive, and items are in ascending order of cost per weight. ``known_cost`` and ``known_weight``
@@ -99,12 +99,12 @@ def cheapest_cover(
     """
     start = find_break(weights, costs, demand)
     if start is None or start.lower_bound > known_cost:
-        return CoverSearch(None, known_cost if start is None else start.lower_bound, len(weights))
-    search = _Search(weights, costs, demand, start, known_cost, known_weight)
+        return CoverResult(None, known_cost if start is None else start.lower_bound, len(weights))
+    search = _CoverSearch(weights, costs, demand, start, known_cost, known_weight)
     return search.run(work_limit)
 
 
-class _Search:
+class _CoverSearch:
     """The growing list of states. Weights and costs in it are relative to the break solution's."""
 
     def __init__(
@@ -122,7 +122,7 @@ class _Search:
         self.history: list[tuple[int, npt.NDArray[np.int32]]] = []
         self.lost_bound: float | None = None
 
-    def run(self, work_limit: int) -> CoverSearch:
+    def run(self, work_limit: int) -> CoverResult:
         weights_as_float = self.weights.astype(np.float64)
         costs_as_float = self.costs.astype(np.float64)
         ratios = costs_as_float / weights_as_float
@@ -158,7 +158,7 @@ class _Search:
         if self.lost_bound is not None:
             relaxed = self.start.lower_bound - self.start.cost_before
             proven = min(proven, max(relaxed, int(np.ceil(self.lost_bound))))
-        return CoverSearch(self._best_cover(), self.start.cost_before + proven, work)
+        return CoverResult(self._best_cover(), self.start.cost_before + proven, work)
 
     def _branch_on(self, item: int, *, adds: bool) -> None:
         sign = 1 if adds else -1

@@ -9,7 +9,7 @@ from typing import Literal, SupportsIndex, TypeAlias
 
 from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import ModelProfile
-from memfit.units import parse_bytes
+from memfit.units import parse_bytes, parse_share
 from memfit.validation import is_boolean, shown
 
 BudgetLike: TypeAlias = int | float | str
@@ -61,7 +61,10 @@ def checked_host_budget(host_budget: object) -> int | Literal["auto"]:
 def checked_budget(budget: object) -> int | float | Literal["auto"]:
     """Return the budget as far as it is known without a profile: bytes, a share of the device's memory, or "auto"."""
     if isinstance(budget, str):
-        return "auto" if budget.strip().lower() == "auto" else parse_bytes(budget)
+        if budget.strip().lower() == "auto":
+            return "auto"
+        share = parse_share(budget)
+        return parse_bytes(budget) if share is None else share
     if isinstance(budget, SupportsIndex) and not is_boolean(budget):
         # Arrays say that they do, and then do not.
         with suppress(TypeError):
@@ -103,7 +106,9 @@ def _why_without_link(profile: ModelProfile) -> str:
     )
 
 
-_ALLOWED = 'budget is an int of bytes, a text such as "20GiB", a float in (0, 1] of the device\'s memory, or "auto"'
+_ALLOWED = (
+    'budget is an int of bytes, a text such as "20GiB" or "90%", a float in (0, 1] of the device\'s memory, or "auto"'
+)
 _ALLOWED_ON_HOST = (
     'host_budget is an int of bytes, a text such as "64GiB", or "auto" (half of what was free on the host when the '
     "profile was made); 0 offloads nothing"

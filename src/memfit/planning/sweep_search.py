@@ -9,7 +9,7 @@ from collections.abc import Iterable, Set
 
 import numpy as np
 
-from memfit.planning.backward_sweep import Guide, swept
+from memfit.planning.dynamic_program import Guide, swept
 from memfit.planning.proofs import Line
 from memfit.planning.simulator import judged
 from memfit.planning.state_graph import Numbers, state_graph

@@ -1,4 +1,4 @@
-"""What a report is made from: a profile, plans for it, and the other ways to compare them with. Data only."""
+"""What a report is made from: a profile, plans for it, and baselines to compare them with. Data only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memfit.graph.plan import FrontierPoint
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Another way to run the step, shown beside the frontier.
+    """A baseline or a measurement, shown beside the frontier.
 
     ``overhead`` is the seconds added, as a share of the plain step's. ``note`` is a few words more, such as whether
     gradients were equal.

@@ -163,7 +163,7 @@ def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_op
     simulation = effect.simulation
     live = list(simulation.live_at_peak)
     if point.peak_bytes > simulation.peak_bytes:
-        live.append(LiveBytes("(more that the allocator counts)", point.peak_bytes - simulation.peak_bytes))
+        live.append(LiveBytes("(allocator overhead)", point.peak_bytes - simulation.peak_bytes))
         live.sort(key=lambda entry: -entry.num_bytes)
     ops = step.profile.ops
     return {
@@ -171,7 +171,7 @@ def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_op
         "overhead": point.overhead,
         "recompute_flops": point.plan.recompute_flops,
         "host_bytes": point.plan.host_bytes,
-        "fates": "".join(effect.fates),
+        "outcomes": "".join(effect.outcomes),
         "blocks": bytes_by_block(step, effect, blocks.of_value, len(blocks.labels)),
         "timeline_bytes": _downsampled(simulation.timeline_bytes, first_ops),
         "peak_op_index": simulation.peak_op_index,

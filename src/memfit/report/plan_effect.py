@@ -1,8 +1,8 @@
 """What a plan does to each value and each block of a profiled step, in bytes.
 
 A value is *saved* where it is held for the backward pass, because autograd reads it or because a replay starts from
-it; *offloaded* where it waits for that in the host's memory; *recomputed* where autograd reads it and it is brought
-back. Nobody keeps the others, whatever the plan says.
+it; *offloaded* where it is in host memory until then; *recomputed* where autograd reads it and it is replayed.
+The others are not needed by the backward pass, whatever the plan decides.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from memfit.planning.simulator import Simulation, simulated
 from memfit.planning.step import Step
 
 
-class Fate(StrEnum):
+class Outcome(StrEnum):
     """What becomes of a value between the op that made it and the backward pass, as one letter."""
 
     SAVED = "s"
     RECOMPUTED = "r"
     OFFLOADED = "o"
     COMPRESSED = "c"
-    NOT_KEPT = "-"
+    NOT_NEEDED = "-"
 
 
-COUNTED_FATES = (Fate.SAVED, Fate.RECOMPUTED, Fate.OFFLOADED, Fate.COMPRESSED)
+COUNTED_OUTCOMES = (Outcome.SAVED, Outcome.RECOMPUTED, Outcome.OFFLOADED, Outcome.COMPRESSED)
 
-_FATE_OF_DECISION = {
-    Decision.SAVE: Fate.SAVED,
-    Decision.RECOMPUTE: Fate.RECOMPUTED,
-    Decision.OFFLOAD: Fate.OFFLOADED,
-    Decision.COMPRESS: Fate.COMPRESSED,
+_OUTCOME_OF_DECISION = {
+    Decision.SAVE: Outcome.SAVED,
+    Decision.RECOMPUTE: Outcome.RECOMPUTED,
+    Decision.OFFLOAD: Outcome.OFFLOADED,
+    Decision.COMPRESS: Outcome.COMPRESSED,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEffect:
-    """``fates`` has one entry for each of ``Step.plannable``; the simulation is that of the same decisions."""
+    """``outcomes`` has one entry for each of ``Step.plannable``; the simulation is that of the same decisions."""
 
-    fates: tuple[Fate, ...]
+    outcomes: tuple[Outcome, ...]
     simulation: Simulation
 
 
@@ -52,16 +52,16 @@ def plan_effect(step: Step, plan: Plan) -> PlanEffect:
     started_from = {value for op in simulation.replayed_ops for value in step.op_inputs[op]} - recomputed
     values = step.profile.values
 
-    def fate(index: int) -> Fate:
+    def outcome(index: int) -> Outcome:
         if not values[index].is_saved and index not in started_from:
-            return Fate.NOT_KEPT
+            return Outcome.NOT_NEEDED
         if index in recomputed:
-            return Fate.RECOMPUTED
+            return Outcome.RECOMPUTED
         decision = plan.decisions[values[index].name]
-        # What the engine cannot bring back is saved, whatever the plan says.
-        return Fate.SAVED if decision is Decision.RECOMPUTE else _FATE_OF_DECISION[decision]
+        # What the engine cannot replay is saved, whatever the plan decides.
+        return Outcome.SAVED if decision is Decision.RECOMPUTE else _OUTCOME_OF_DECISION[decision]
 
-    return PlanEffect(tuple(fate(index) for index in step.plannable), simulation)
+    return PlanEffect(tuple(outcome(index) for index in step.plannable), simulation)
 
 
 def recomputed_values(step: Step, plan: Plan) -> frozenset[int]:
@@ -74,12 +74,12 @@ def recomputed_values(step: Step, plan: Plan) -> frozenset[int]:
     names = [step.profile.values[index].name for index in step.plannable]
     missing = next((name for name in names if name not in plan.decisions), None)
     if missing is not None:
-        raise InvalidParameterError(f"the plan says nothing of the value {missing!r}; plan again with this profile")
+        raise InvalidParameterError(f"the plan has no decision for the value {missing!r}; plan again with this profile")
     return frozenset(step.recomputed_of(_decided(step, plan, Decision.RECOMPUTE)))
 
 
 def offloading_of(step: Step, plan: Plan) -> Offloading:
-    """Return the values that go to the host under ``plan``, and how many of their bytes are on their way at a time."""
+    """Return the values that ``plan`` offloads, and how many of their bytes are copied at a time."""
     return Offloading(_decided(step, plan, Decision.OFFLOAD), plan.window_bytes)
 
 
@@ -89,16 +89,16 @@ def _decided(step: Step, plan: Plan, decision: Decision) -> frozenset[int]:
 
 
 def bytes_by_block(step: Step, effect: PlanEffect, block_of_value: list[int], num_blocks: int) -> list[list[int]]:
-    """Return for each block the bytes of each of ``COUNTED_FATES``. Values written in place share bytes, once."""
-    totals = [[0] * len(COUNTED_FATES) for _ in range(num_blocks)]
+    """Return for each block the bytes of each of ``COUNTED_OUTCOMES``. Values written in place share bytes, once."""
+    totals = [[0] * len(COUNTED_OUTCOMES) for _ in range(num_blocks)]
     held_storages: set[int] = set()
-    for index, fate, block in zip(step.plannable, effect.fates, block_of_value, strict=True):
-        if fate is Fate.NOT_KEPT:
+    for index, outcome, block in zip(step.plannable, effect.outcomes, block_of_value, strict=True):
+        if outcome is Outcome.NOT_NEEDED:
             continue
-        if fate is Fate.SAVED:
+        if outcome is Outcome.SAVED:
             storage = step.value_storage[index]
             if storage in held_storages:
                 continue
             held_storages.add(storage)
-        totals[block][COUNTED_FATES.index(fate)] += step.value_bytes[index]
+        totals[block][COUNTED_OUTCOMES.index(outcome)] += step.value_bytes[index]
     return totals

@@ -18,10 +18,8 @@ _ACCENT, _MUTED, _MEASURED, _GRID = "#1f56d3", "#566070", "#0a8a5c", "#e1e5ea"
 
 
 def write_plot(path: str | os.PathLike[str], data: ReportData) -> None:
-    """Write the frontier and the marks of ``data`` to ``path``; its suffix says the format: .png, .svg or .pdf."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise InvalidParameterError(f"a plot is written as {', '.join(_SUFFIXES)}; got {os.fspath(path)!r}")
+    """Write the frontier and the marks of ``data`` to ``path``; the suffix gives the format: .png, .svg or .pdf."""
+    suffix = check_plot(path)
     if not data.points:
         raise InvalidParameterError("a plot needs at least one plan; give it memfit.frontier(profile) as points")
     try:
@@ -38,6 +36,14 @@ def write_plot(path: str | os.PathLike[str], data: ReportData) -> None:
         figure.savefig(path, format=suffix[1:], **options)
     except OSError as error:
         raise PlanFileError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def check_plot(path: str | os.PathLike[str]) -> str:
+    """Return the suffix of ``path``; raise unless it is a format that plots are written in."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise InvalidParameterError(f"a plot is written as {', '.join(_SUFFIXES)}; got {os.fspath(path)!r}")
+    return suffix
 
 
 def _draw(axes: Axes, data: ReportData) -> None:

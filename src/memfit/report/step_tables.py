@@ -16,20 +16,7 @@ from memfit.graph.names import is_within
 from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.graph.verification import Verification
 from memfit.report.layer_table import MOST_ROWS, format_flops
-from memfit.units import format_bytes
-
-
-def format_seconds(seconds: float) -> str:
-    """Return ``seconds`` for a reader, in ms or μs where that is closer: "12.3 ms"."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} μs"
-
-
-def format_overhead(overhead: float | None) -> str:
-    """Return a share of the plain step with its sign: "+3.1%"."""
-    return "unknown" if overhead is None else f"{100 * overhead:+.1f}%"
+from memfit.units import format_bytes, format_overhead, format_seconds
 
 
 def profile_table(profile: ModelProfile, *, title: str) -> Table:
@@ -53,8 +40,8 @@ def profile_summary(profile: ModelProfile) -> Padding:
     outside = {value.storage: value.num_bytes for value in profile.values if value.op_index is None}
     return _grid(
         {
-            "peak": f"{format_bytes(profile.peak_bytes)}, {format_bytes(sum(outside.values()))} of it there before "
-            "the step (weights, batch)",
+            "peak": f"{format_bytes(profile.peak_bytes)}, {format_bytes(sum(outside.values()))} of it "
+            "weights, optimizer state and batch",
             "step": format_seconds(profile.step_seconds),
             "ops": f"{len(profile.ops)} ops, {len(profile.values)} values, {len(profile.blocks)} blocks",
             "measured": f"on {profile.device}, {profile.measured_with}",
@@ -64,8 +51,8 @@ def profile_summary(profile: ModelProfile) -> Padding:
 
 
 def _link_in_words(link: Link) -> str:
-    rates = f"{link.out_bytes_per_second / 1e9:.3g} GB/s to its memory and {link.back_bytes_per_second / 1e9:.3g} back"
-    return f"{rates}, {format_bytes(link.host_free_bytes)} free"
+    out, back = (f"{rate / 1e9:.3g} GB/s" for rate in (link.out_bytes_per_second, link.back_bytes_per_second))
+    return f"{out} to the host and {back} to the device, {format_bytes(link.host_free_bytes)} free"
 
 
 def plan_table(profile: ModelProfile, plan: Plan, *, title: str) -> Table:
@@ -96,11 +83,11 @@ def plan_summary(profile: ModelProfile, plan: Plan) -> Padding:
     lines = {
         "peak": f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(profile.peak_bytes)} "
         f"({100 * saved_share:.1f}% less)",
-        "time": f"{format_overhead(plan.predicted_overhead)} ({format_flops(plan.recompute_flops)} again)",
+        "time": f"{format_overhead(plan.predicted_overhead)} ({format_flops(plan.recompute_flops)} recomputed)",
         "values": f"{_num_decided(plan, Decision.RECOMPUTE)} of {len(plan.decisions)} recomputed{offloaded}",
     }
     if num_offloaded:
-        lines["host"] = f"{format_bytes(plan.host_bytes)} of its memory, pinned"
+        lines["host"] = f"{format_bytes(plan.host_bytes)} of pinned memory"
     if plan.budget_bytes is not None:
         lines["budget"] = format_bytes(plan.budget_bytes)
         lines["optimality"] = (
@@ -142,10 +129,10 @@ def verification_summary(verification: Verification) -> Padding:
             f"{verdict} {format_bytes(verification.budget_bytes)}", style="green" if within else "bold red"
         )
     if verification.host_bytes:
-        lines["host"] = f"{format_bytes(verification.host_bytes)} of its memory, pinned, for what is offloaded"
+        lines["host"] = f"{format_bytes(verification.host_bytes)} of pinned memory for offloaded values"
     lines["time"] = _time_in_words(verification)
     lines["measured"] = f"on {verification.device_name}, torch {verification.torch_version}, " + (
-        f"medians of {verification.num_rounds} rounds in turns"
+        f"medians of {verification.num_rounds} interleaved rounds"
     )
     return _grid(lines)
 
@@ -160,7 +147,7 @@ def _gradients_in_words(verification: Verification) -> Text:
         return Text(f"{words}; the plain step differs from itself by {verification.plain_gradient_error:.2g}")
     if verification.plain_differs:
         itself = f"the plain step's gradients differ from themselves by {verification.plain_gradient_distance:.2g}"
-        return Text(f"{words}; {itself} of their length, so that nothing is proven", style="bold red")
+        return Text(f"{words}; {itself} of their length, so nothing can be compared", style="bold red")
     names = ", ".join(verification.differing_parameters[:3])
     return Text(f"{len(verification.differing_parameters)} differ ({names}), {words}", style="bold red")
 
@@ -172,7 +159,7 @@ def _time_in_words(verification: Verification) -> str:
     low, high = verification.overhead_quartiles
     return (
         f"{words}, {format_overhead(verification.overhead)} on {format_seconds(verification.plain_step_seconds)} "
-        f"(middle half of the rounds {format_overhead(low)} to {format_overhead(high)})"
+        f"(25th to 75th percentile {format_overhead(low)} to {format_overhead(high)})"
     )
 
 

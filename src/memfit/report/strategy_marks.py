@@ -1,4 +1,4 @@
-"""Where the layer strategies land on a model's trade-off, by the same judge as every plan."""
+"""The layer strategies as baselines on a model's frontier, predicted as every plan is."""
 
 from __future__ import annotations
 

@@ -60,6 +60,10 @@ class Applied:
             self._unwrap.pop()()
         self._unwrap = None
 
+    def __repr__(self) -> str:
+        state = "removed from" if self._unwrap is None else "applied to"
+        return f"{type(self).__name__}: {state} {type(self.model).__name__}\n{self.plan!r}"
+
     def __enter__(self) -> Applied:
         return self
 

@@ -1,6 +1,6 @@
-// What each block keeps: one stacked bar a block, with its numbers.
+// Activations by block: one stacked bar per block, with its numbers.
 
-const FATES = [
+const OUTCOMES = [
   { name: "saved", letter: "s", word: "Saved" },
   { name: "recomputed", letter: "r", word: "Recomputed" },
   { name: "offloaded", letter: "o", word: "Offloaded" },
@@ -8,60 +8,60 @@ const FATES = [
 ];
 
 // Compressed values get a column only where some plan has them; the other three are always worth a zero.
-function shownFates(report) {
-  return FATES.filter((fate, place) => place < 3 || report.points.some((point) => point.blocks.some((row) => row[place] > 0)));
+function shownOutcomes(report) {
+  return OUTCOMES.filter((outcome, place) => place < 3 || report.points.some((point) => point.blocks.some((row) => row[place] > 0)));
 }
 
 function prepareBlocks(report) {
-  const fates = shownFates(report);
-  document.querySelector(".blocks").style.setProperty("--num-fates", fates.length);
-  byId("blocks-legend").append(...fates.map((fate) => swatch(fate.name, fate.word.toLowerCase())));
+  const outcomes = shownOutcomes(report);
+  document.querySelector(".blocks").style.setProperty("--num-outcomes", outcomes.length);
+  byId("blocks-legend").append(...outcomes.map((outcome) => swatch(outcome.name, outcome.word.toLowerCase())));
   byId("blocks-head").append(
     element("th", { scope: "col" }, "Block"),
     element("th", { class: "bar-cell" }),
-    ...fates.map((fate) => element("th", { scope: "col" }, fate.word)),
+    ...outcomes.map((outcome) => element("th", { scope: "col" }, outcome.word)),
   );
 }
 
 function drawBlocks(report, point) {
-  const fates = shownFates(report);
+  const outcomes = shownOutcomes(report);
   const counts = countsByBlock(report, point);
   const widest = Math.max(1, ...report.points.flatMap((other) => other.blocks.map((row) => row.reduce((a, b) => a + b, 0))));
-  const rows = report.blocks.map((label, index) => blockRow(fates, label, point.blocks[index], counts[index], widest));
+  const rows = report.blocks.map((label, index) => blockRow(outcomes, label, point.blocks[index], counts[index], widest));
   byId("blocks-body").replaceChildren(...rows);
-  const totals = FATES.map((_, place) => point.blocks.reduce((sum, row) => sum + row[place], 0));
+  const totals = OUTCOMES.map((_, place) => point.blocks.reduce((sum, row) => sum + row[place], 0));
   byId("blocks-total").replaceChildren(
     element("th", { scope: "row" }, "Together"),
     element("td", { class: "bar-cell" }),
-    ...fates.map((fate) => {
-      const place = FATES.indexOf(fate);
-      return bytesCell(fate, totals[place], counts.reduce((sum, row) => sum + row[place], 0));
+    ...outcomes.map((outcome) => {
+      const place = OUTCOMES.indexOf(outcome);
+      return bytesCell(outcome, totals[place], counts.reduce((sum, row) => sum + row[place], 0));
     }),
   );
-  return Object.fromEntries(FATES.map((fate, place) => [fate.name, totals[place]]));
+  return Object.fromEntries(OUTCOMES.map((outcome, place) => [outcome.name, totals[place]]));
 }
 
-// How many values of each block have which fate.
+// How many values of each block have which outcome.
 function countsByBlock(report, point) {
-  const counts = report.blocks.map(() => FATES.map(() => 0));
+  const counts = report.blocks.map(() => OUTCOMES.map(() => 0));
   report.values.block.forEach((block, index) => {
-    const place = FATES.findIndex((fate) => fate.letter === point.fates[index]);
+    const place = OUTCOMES.findIndex((outcome) => outcome.letter === point.outcomes[index]);
     if (place >= 0) counts[block][place] += 1;
   });
   return counts;
 }
 
-function blockRow(fates, label, bytesOfFates, countsOfFates, widest) {
-  const parts = FATES.map((fate, place) => element("i", { class: fate.name, style: `width:${(100 * bytesOfFates[place]) / widest}%` }));
+function blockRow(outcomes, label, bytesOfOutcomes, countsOfOutcomes, widest) {
+  const parts = OUTCOMES.map((outcome, place) => element("i", { class: outcome.name, style: `width:${(100 * bytesOfOutcomes[place]) / widest}%` }));
   return element("tr", {},
     element("th", { scope: "row", class: "path", title: label }, label),
-    element("td", { class: "bar-cell" }, element("div", { class: "bar", "aria-hidden": "true" }, ...parts.filter((_, place) => bytesOfFates[place]))),
-    ...fates.map((fate) => bytesCell(fate, bytesOfFates[FATES.indexOf(fate)], countsOfFates[FATES.indexOf(fate)])),
+    element("td", { class: "bar-cell" }, element("div", { class: "bar", "aria-hidden": "true" }, ...parts.filter((_, place) => bytesOfOutcomes[place]))),
+    ...outcomes.map((outcome) => bytesCell(outcome, bytesOfOutcomes[OUTCOMES.indexOf(outcome)], countsOfOutcomes[OUTCOMES.indexOf(outcome)])),
   );
 }
 
-function bytesCell(fate, numBytes, numValues) {
+function bytesCell(outcome, numBytes, numValues) {
   const title = `${exactBytesText(numBytes)} in ${numValues.toLocaleString("en")} value${numValues === 1 ? "" : "s"}`;
-  const attributes = { "data-fate": fate.name, "data-bytes": numBytes, "data-values": numValues, title };
+  const attributes = { "data-outcome": outcome.name, "data-bytes": numBytes, "data-values": numValues, title };
   return element("td", numBytes ? attributes : { ...attributes, class: "zero" }, numBytes ? bytesText(numBytes) : "0");
 }

@@ -1,4 +1,4 @@
-// The trade-off: plans on their line, other ways as marks beside it.
+// The trade-off: plans on a line, baselines as marks.
 
 const DIAMOND = "M0,-5.5L5.5,0L0,5.5L-5.5,0Z";
 

@@ -1,4 +1,4 @@
-// Puts the page together, and draws it anew when another budget is chosen. `#point=3` in the address opens on a plan.
+// Builds the page, and redraws it when another budget is chosen. `#point=3` in the address opens on a plan.
 
 // What was measured, which a GPU's allocator may count as more than the timeline has; a profile made by hand has none.
 function plainPeak(report) {
@@ -21,10 +21,10 @@ function writeFacts(report) {
     ["Fingerprint of the model", profile.fingerprint],
     ["Measured with", profile.measured_with],
     ["Plain step", `${secondsText(profile.step_seconds)}, peak ${bytesText(profile.peak_bytes)} (${exactBytesText(profile.peak_bytes)})`],
-    ["There before the step", `${bytesText(profile.resident_bytes)}: parameters, optimizer state, the batch`],
+    ["Weights, optimizer state and batch", bytesText(profile.resident_bytes)],
     ["Recorded", `${profile.num_ops.toLocaleString("en")} ops, ${report.values.num_bytes.length.toLocaleString("en")} values made inside the model`],
-    ...(link ? [["Way to the host", `${rateText(link.out_bytes_per_second)} out, ${rateText(link.back_bytes_per_second)} back, ${bytesText(link.host_free_bytes)} free there`]] : []),
-    ["Predicted", "peaks by walking the recorded step under each plan, slowdowns from the measured seconds of the ops run again" + (link ? " and of copies to the host" : "")],
+    ...(link ? [["Link to the host", `${rateText(link.out_bytes_per_second)} to the host, ${rateText(link.back_bytes_per_second)} to the device, ${bytesText(link.host_free_bytes)} of host memory free`]] : []),
+    ["Predicted", "peaks by simulating the recorded step under each plan, slowdowns from the measured times of the recomputed ops" + (link ? " and of copies to and from the host" : "")],
     ...report.facts,
   ];
   byId("facts").append(...facts.flatMap(([name, fact]) => [element("dt", {}, name), element("dd", {}, fact)]));
@@ -37,17 +37,17 @@ function writeFigures(report, point, totals) {
   for (const [id, text] of Object.entries(figures)) byId(id).textContent = text;
   byId("peak").dataset.bytes = point.peak_bytes;
   byId("slower").dataset.overhead = point.overhead;
-  for (const fate of ["recomputed", "offloaded"]) byId(fate).dataset.bytes = totals[fate];
+  for (const outcome of ["recomputed", "offloaded"]) byId(outcome).dataset.bytes = totals[outcome];
   // Few plans go to the host; where none does, there is no figure for it.
   byId("offloaded").parentElement.hidden = !report.points.some((other) => other.host_bytes);
   const slider = byId("budget");
   slider.setAttribute("aria-valuetext", `${figures.peak} peak, ${figures.slower} time`);
-  const ways = [];
-  if (totals.recomputed) ways.push(`${figures.recomputed} of activations are made again in the backward pass, for ${flopsText(point.recompute_flops)}`);
-  if (totals.offloaded) ways.push(`${figures.offloaded} of activations wait in the host's memory, copied there and back beside the computing`);
-  byId("summary").textContent = ways.length
-    ? `At ${figures.peak} the step is predicted to take ${shareText(less)} less memory than saving everything and ${shareText(point.overhead)} more time: ${ways.join("; ")}.`
-    : "Here everything that the backward pass needs is saved, and nothing is made again.";
+  const changes = [];
+  if (totals.recomputed) changes.push(`${figures.recomputed} of activations are recomputed in the backward pass, for ${flopsText(point.recompute_flops)}`);
+  if (totals.offloaded) changes.push(`${figures.offloaded} of activations are offloaded to host memory, copied while the device computes`);
+  byId("summary").textContent = changes.length
+    ? `At ${figures.peak} the step is predicted to take ${shareText(less)} less memory than saving everything and ${shareText(point.overhead)} more time: ${changes.join("; ")}.`
+    : "Every activation that the backward pass needs is saved; nothing is recomputed.";
 }
 
 function start() {

@@ -30,7 +30,7 @@ function drawTimeline(report, point) {
     shape("path", { class: "plain-line", d: line(plainBytes) }),
     shape("path", { class: "plan-line", d: line(point.timeline_bytes) }),
     shape("line", { class: "resident", x1: frame.left, x2: frame.right, y1: y(report.profile.resident_bytes), y2: y(report.profile.resident_bytes) }),
-    shape("text", { x: frame.right, y: y(report.profile.resident_bytes) - 5, "text-anchor": "end" }, "there before the step"),
+    shape("text", { x: frame.right, y: y(report.profile.resident_bytes) - 5, "text-anchor": "end" }, "weights, optimizer state and batch"),
   );
   drawPeak(svg, frame, x, y, report, point);
   followPointer(holder, svg, frame, x, y, report, point);

@@ -1,28 +1,28 @@
 // The table of values: searched, sorted and shown a page at a time, so that thousands stay quick.
 
 const ROWS_PER_PAGE = 25;
-const NOT_KEPT = "-";
+const NOT_NEEDED = "-";
 const VALUE_COLUMNS = [
   { key: "name", word: "Value" },
   { key: "block", word: "Block" },
   { key: "num_bytes", word: "Size" },
-  { key: "fate", word: "Decision" },
+  { key: "outcome", word: "Decision" },
 ];
 
 function newValueTable(report) {
   const columns = report.values;
-  const view = { sortKey: "num_bytes", isAscending: false, page: 0, fates: "", point: null };
+  const view = { sortKey: "num_bytes", isAscending: false, page: 0, outcomes: "", point: null };
   const modules = columns.module.map((place) => columns.module_names[place]);
   const ops = columns.op.map((place) => columns.op_names[place]);
   const calls = columns.call.map((call, index) => `#${call}${columns.output[index] ? `.${columns.output[index]}` : ""}`);
   const searched = modules.map((module, index) => `${module}::${ops[index]}${calls[index]}`.toLowerCase());
-  const wordOf = Object.fromEntries([...FATES.map((fate) => [fate.letter, fate.name]), [NOT_KEPT, "not kept"]]);
+  const wordOf = Object.fromEntries([...OUTCOMES.map((outcome) => [outcome.letter, outcome.name]), [NOT_NEEDED, "not needed"]]);
 
   const sortValues = {
     name: (index) => searched[index],
     block: (index) => columns.block[index],
     num_bytes: (index) => columns.num_bytes[index],
-    fate: (index) => "sroc-".indexOf(view.fates[index]),
+    outcome: (index) => "sroc-".indexOf(view.outcomes[index]),
   };
 
   function chosenValues() {
@@ -30,8 +30,8 @@ function newValueTable(report) {
     const wanted = byId("decision").value;
     const chosen = [];
     for (let index = 0; index < searched.length; index += 1) {
-      const fate = view.fates[index];
-      const fits = wanted === "all" || (wanted === "kept" ? fate !== NOT_KEPT : fate === wanted);
+      const outcome = view.outcomes[index];
+      const fits = wanted === "all" || (wanted === "needed" ? outcome !== NOT_NEEDED : outcome === wanted);
       if (fits && searched[index].includes(text)) chosen.push(index);
     }
     const valueOf = sortValues[view.sortKey];
@@ -43,13 +43,13 @@ function newValueTable(report) {
   }
 
   function rowOf(index) {
-    const fate = view.fates[index];
-    const name = wordOf[fate];
-    return element("tr", { "data-fate": fate, "data-bytes": columns.num_bytes[index] },
+    const outcome = view.outcomes[index];
+    const name = wordOf[outcome];
+    return element("tr", { "data-outcome": outcome, "data-bytes": columns.num_bytes[index] },
       element("td", { class: "path" }, modules[index], element("span", { class: "op" }, `::${ops[index]}${calls[index]}`)),
       element("td", { class: "path block" }, report.blocks[columns.block[index]]),
       element("td", { title: exactBytesText(columns.num_bytes[index]) }, bytesText(columns.num_bytes[index])),
-      element("td", { class: "decision" }, swatch(fate === NOT_KEPT ? "" : name, name)),
+      element("td", { class: "decision" }, swatch(outcome === NOT_NEEDED ? "" : name, name)),
     );
   }
 
@@ -86,16 +86,16 @@ function newValueTable(report) {
   for (const { key, word } of VALUE_COLUMNS) {
     const button = element("button", { type: "button" }, word, element("span", { "aria-hidden": "true" }));
     button.addEventListener("click", () => sortBy(key));
-    byId("values-head").append(element("th", { scope: "col", "data-key": key, class: key === "fate" ? "decision" : key }, button));
+    byId("values-head").append(element("th", { scope: "col", "data-key": key, class: key === "outcome" ? "decision" : key }, button));
   }
-  const choices = [["kept", "needed by backward"], ...FATES.map((fate) => [fate.letter, fate.name]), [NOT_KEPT, "not kept"], ["all", "all"]];
+  const choices = [["needed", "needed by backward"], ...OUTCOMES.map((outcome) => [outcome.letter, outcome.name]), [NOT_NEEDED, "not needed"], ["all", "all"]];
   byId("decision").append(...choices.map(([value, word]) => element("option", { value }, word)));
   for (const id of ["search", "decision"]) byId(id).addEventListener("input", () => turn(-view.page));
   byId("previous-page").addEventListener("click", () => turn(-1));
   byId("next-page").addEventListener("click", () => turn(1));
 
   return (point) => {
-    view.fates = point.fates;
+    view.outcomes = point.outcomes;
     draw();
   };
 }

@@ -46,9 +46,9 @@ def report(
     for file, fingerprint in fingerprints.items():
         if fingerprint != profile.fingerprint:
             raise InvalidParameterError(f"{file} is about another model than {profile_file}; leave one of them out")
-    check_outputs(html)
+    check_outputs(html, inputs=files)
     plan = next(iter(plans.values()), None)
-    # The line on which the plan lies: what else could be had with as much of the host's memory.
+    # The frontier for as much host memory as the plan uses, so that the plan lies on it.
     host_bytes = plan.host_bytes if plan is not None and profile.link is not None else 0
     points = frontier_of(profile, NUM_POINTS, host_bytes)
     data = report_data(profile, points, title=profile_file.name, plan=plan, verifications=tuple(verifications.values()))

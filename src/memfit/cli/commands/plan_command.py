@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from rich.console import Console
 
 from memfit.cli.options import AsJson, BudgetText, HostBudgetText, StrategyText, parse_budget, parse_host_budget
 from memfit.cli.output import check_outputs, console, print_json
@@ -74,7 +75,7 @@ def plan(
         )
     wish = _Wish(strategy, budget, host_budget, force_save or [], force_recompute or [])
     document = read_document(file)
-    check_outputs(output)
+    check_outputs(output, inputs=[file])
     _planner_of(document, file)(document, file, wish, output, as_json)
 
 
@@ -110,6 +111,8 @@ def _plan_layers(document: dict[str, Any], file: Path, wish: _Wish, output: Path
     screen = console()
     screen.print(plan_table(layers, layer_plan, title=f"{file.name}: {wish.label}"))
     screen.print(plan_summary(layers, layer_plan, is_budget=isinstance(strategy, Budget)))
+    if not layer_plan.checkpointed_layers:
+        _say_unchanged(screen, is_budget=isinstance(strategy, Budget))
     _say_saved(output)
 
 
@@ -141,7 +144,14 @@ def _plan_profile(document: dict[str, Any], file: Path, wish: _Wish, output: Pat
     if measured.blocks:
         screen.print(plan_table(measured, value_plan, title=f"{file.name}: {wish.label}"))
     screen.print(plan_summary(measured, value_plan))
+    if not value_plan.changes_anything:
+        _say_unchanged(screen, is_budget=value_plan.budget_bytes is not None)
     _say_saved(output)
+
+
+def _say_unchanged(screen: Console, *, is_budget: bool) -> None:
+    fits = "The plain step fits: the plan" if is_budget else "The plan"
+    screen.print(f"{fits} saves every value and changes nothing.", soft_wrap=True)
 
 
 def _say_saved(output: Path | None) -> None:

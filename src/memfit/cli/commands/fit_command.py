@@ -1,4 +1,4 @@
-"""``memfit fit``: the whole way for a TARGET and a budget."""
+"""``memfit fit``: profile, plan, apply and verify for a TARGET and a budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fit(
     budget: Annotated[
         str,
         typer.Option(
-            help='The peak that the step must keep: "2GiB", "900MB", a share of the device such as "0.8", or "auto".',
+            help='The largest allowed peak: "2GiB", "900MB", a share of the device such as "90%" or "0.9", or "auto".',
             show_default=False,
         ),
     ],
@@ -41,10 +41,11 @@ def fit(
     [dim]memfit fit memfit.models:gpt --arg layers=12 --budget 300MiB --html page.html[/]
     """
     from memfit.cli.stages import fitted, frontier_of, target_to_run
+    from memfit.cli.target import source_files
     from memfit.graph.verification_file import verification_document
 
     wanted, wanted_on_host = parse_budget(budget), parse_host_budget(host_budget)
-    check_outputs(output, html)
+    check_outputs(output, html, inputs=source_files(target))
     with prints_aside(as_json):
         result = fitted(target_to_run(target, arg), wanted, wanted_on_host)
     if output is not None:

@@ -29,8 +29,9 @@ def profile(
     [dim]memfit profile memfit.models:gpt --arg layers=12 -o profile.json[/]
     """
     from memfit.cli.stages import profiled, target_to_run
+    from memfit.cli.target import source_files
 
-    check_outputs(output)
+    check_outputs(output, inputs=source_files(target))
     with prints_aside(as_json):
         measured = profiled(target_to_run(target, arg), fake=fake)
     if output is not None:

@@ -16,11 +16,11 @@ from memfit.errors import (
     InvalidParameterError,
     LayerIndexError,
 )
-from memfit.layers.array_snapshot import HeldArray, Snapshot, num_bytes_of
-from memfit.layers.backward_sweep import Forward, Free, Restore, Reverse, Store, Take, backward_sweep
-from memfit.layers.half_storage import hold_in_half
-from memfit.layers.layer_numbers import layer_number, layer_numbers, listed
-from memfit.layers.revolve import binomial_states, even_states
+from memfit.layers.checkpointing.array_snapshot import HeldArray, Snapshot, num_bytes_of
+from memfit.layers.checkpointing.backward_sweep import Forward, Free, Restore, Reverse, Store, Take, backward_sweep
+from memfit.layers.checkpointing.half_storage import hold_in_half
+from memfit.layers.checkpointing.layer_numbers import layer_number, layer_numbers, listed
+from memfit.layers.checkpointing.revolve import binomial_states, even_states
 from memfit.validation import refuse_no_function, shown, whole_number
 
 ForwardFn = Callable[[Any, int], Any]
@@ -36,7 +36,7 @@ class CheckpointConfig:
 
     ``checkpoint_every_n_layers`` makes each layer whose number is a multiple of it a boundary; 0 means no
     layer is. ``max_checkpoints`` is the number of slots. ``use_mixed_precision`` stores checkpoints in 16
-    bits a number, with a relative error of at most 2**-8 (``memfit.layers.half_storage`` has the whole
+    bits a number, with a relative error of at most 2**-8 (``memfit.layers.checkpointing.half_storage`` has the whole
     promise).
 
     ``spread`` says where checkpoints stand when a forward pass has more boundaries than slots.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memfit.layers.revolve import advances, binomial_states, optimal_stride
+from memfit.layers.checkpointing.revolve import advances, binomial_states, optimal_stride
 
 
 @dataclass(frozen=True, slots=True)

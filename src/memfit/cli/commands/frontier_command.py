@@ -29,16 +29,17 @@ def frontier(
     from memfit.cli.pages import NUM_POINTS, report_data, write_report_page
     from memfit.cli.stages import frontier_of
     from memfit.graph.model_profile import ModelProfile
+    from memfit.report.plot import check_plot, write_plot
 
     on_host = parse_host_budget(host_budget)
     measured = ModelProfile.load(file)
-    check_outputs(html, plot)
+    check_outputs(html, plot, inputs=[file])
+    if plot is not None:
+        check_plot(plot)
     found = frontier_of(measured, points, on_host)
     if html is not None or plot is not None:
         data = report_data(measured, frontier_of(measured, max(points, NUM_POINTS), on_host), title=file.name)
     if plot is not None:
-        from memfit.report.plot import write_plot
-
         write_plot(plot, data)
     if html is not None:
         write_report_page(html, data)

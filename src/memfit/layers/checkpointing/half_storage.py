@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memfit.layers.array_snapshot import HeldArray, Snapshot, num_bytes_of
+from memfit.layers.checkpointing.array_snapshot import HeldArray, Snapshot, num_bytes_of
 
 LARGEST = (2.0 - 2.0**-7) * 2.0**127
 SMALLEST = 2.0**-133

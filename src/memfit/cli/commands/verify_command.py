@@ -1,4 +1,4 @@
-"""``memfit verify``: try a plan on a TARGET against the plain step."""
+"""``memfit verify``: run a plan on a TARGET and compare it with the plain step."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ def verify(
     arg: Arguments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try a plan: gradients, peak and time against the plain step. Exits 1 where something does not hold.
+    """Run a plan and compare gradients, peak and time with the plain step. Exits 1 if a check fails.
 
     [dim]memfit verify memfit.models:gpt plan.json[/]
     """
     from memfit.cli.stages import target_to_run, verified
+    from memfit.cli.target import source_files
     from memfit.graph.plan import Plan
     from memfit.graph.verification_file import verification_document
 
     plan = Plan.load(file)
-    check_outputs(output)
+    check_outputs(output, inputs=[file, *source_files(target)])
     with prints_aside(as_json):
         verification = verified(target_to_run(target, arg), plan)
     if output is not None:

@@ -1,4 +1,4 @@
-"""``memfit demo``: the whole way on a built-in model, on the CPU, with the page."""
+"""``memfit demo``: profile, plan, verify and train a built-in model, on the CPU, with the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memfit.cli.layers_demo import show_layers_demo
+from memfit.cli.commands.layers_demo import show_layers_demo
 from memfit.cli.options import AsJson
 from memfit.cli.output import console, make_folder, print_json
 from memfit.progress import progress_on_terminal
@@ -29,7 +29,7 @@ def demo(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a small GPT saved whole, at three budgets and fully checkpointed, and say what was won.
+    """Train a small GPT plain, at three budgets and fully checkpointed, and compare memory and time.
 
     [dim]memfit demo --out memfit-demo[/]
     """
@@ -46,7 +46,7 @@ def demo(
     if as_json:
         print_json(_document(found, written))
         return
-    from memfit.cli.demo_words import demo_table, demo_words
+    from memfit.cli.commands.demo_words import demo_table, demo_words
 
     screen = console()
     screen.print(demo_table(found))

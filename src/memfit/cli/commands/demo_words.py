@@ -9,18 +9,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memfit.report.step_tables import format_overhead, format_seconds
-from memfit.units import format_bytes
+from memfit.units import format_bytes, format_overhead, format_seconds
 
 if TYPE_CHECKING:
     from memfit.demonstration.demonstrating import Demonstration
 
 
 def demo_table(found: Demonstration) -> Table:
-    """Return one row per way to run the step."""
+    """Return one row per method."""
     title = f"A GPT of {found.num_parameters:,} parameters, one step with AdamW on one CPU thread"
     table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=True)
-    table.add_column("way", no_wrap=True)
+    table.add_column("method", no_wrap=True)
     for heading in ("peak", "of plain", "step", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("gradients", no_wrap=True)
@@ -39,7 +38,7 @@ def demo_table(found: Demonstration) -> Table:
 
 
 def demo_words(found: Demonstration) -> Padding:
-    """Return a paragraph on what was won, and against what."""
+    """Return a paragraph that compares the methods."""
     plain, *budgets, checkpointed = found.ways
     first, last = budgets[0], budgets[-1]
     low, high = last.overhead_quartiles
@@ -48,7 +47,7 @@ def demo_words(found: Demonstration) -> Padding:
         f"At {format_bytes(first.peak_bytes)} it fits into {first.peak_bytes / plain.peak_bytes:.0%} of that, at "
         f"{format_overhead(first.overhead)} time;",
         f"at {format_bytes(last.peak_bytes)}, into {last.peak_bytes / plain.peak_bytes:.0%}, at "
-        f"{format_overhead(last.overhead)} (the middle half of the rounds: {format_overhead(low)} to "
+        f"{format_overhead(last.overhead)} (25th to 75th percentile: {format_overhead(low)} to "
         f"{format_overhead(high)}).",
         f"Checkpointing every block with torch needs {format_bytes(checkpointed.peak_bytes)}, at "
         f"{format_overhead(checkpointed.overhead)}.",
