@@ -137,7 +137,7 @@ def test_what_is_offloaded_has_its_figure_its_words_and_its_counts(tab: Tab, tmp
         "0 bytes in 0 values",
     ]
     facts = tab.evaluate("document.getElementById('facts').textContent")
-    assert "50.0 GB/s out, 40.0 GB/s back, 1.00 GiB free there" in facts
+    assert "50.0 GB/s to the host, 40.0 GB/s to the device, 1.00 GiB of host memory free" in facts
     assert "memfit's plan (200 B on the host)" in tab.evaluate("document.getElementById('all-points').textContent")
     assert tab.problems == []
 
