@@ -15,7 +15,7 @@ import memfit
 from memfit.graph.names import parse_value_name
 from memfit.graph.plan import Decision
 from memfit.runtime.native_build import native_module
-from memfit.runtime.offloading import OffloadedCopy, Offloading
+from memfit.runtime.offloading import HostCopies, OffloadedCopy
 
 NOTHING, SOME, EVERYTHING = 0, 5_000, 2**40
 WINDOWS = (NOTHING, SOME, EVERYTHING)
@@ -68,15 +68,15 @@ class NotedCopies:
         self._in_python: list[weakref.ref[OffloadedCopy]] = []
         self._num_alive_before = self._num_alive_in_cpp()
         self.clear()
-        send = Offloading.send
+        send = HostCopies.send
 
-        def noting(offloading: Offloading, *args: Any) -> OffloadedCopy | None:
+        def noting(offloading: HostCopies, *args: Any) -> OffloadedCopy | None:
             copy = send(offloading, *args)
             if copy is not None:
                 self._in_python.append(weakref.ref(copy))
             return copy
 
-        monkeypatch.setattr(Offloading, "send", noting)
+        monkeypatch.setattr(HostCopies, "send", noting)
 
     def __len__(self) -> int:
         return len(self._in_python) + self._num_made_in_cpp() - self._num_made_before

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from memfit.errors import StaleValueError
 from memfit.runtime.native_tape import new_offloading
-from memfit.runtime.offloading import OffloadedCopy, Offloading
+from memfit.runtime.offloading import HostCopies, OffloadedCopy
 from memfit.runtime.recorded_modules import Place
 
 
@@ -21,7 +21,7 @@ def streams(engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotedStrea
         yield noted
 
 
-def sent(passes: Offloading, tensor: Tensor, window_values: int) -> OffloadedCopy:
+def sent(passes: HostCopies, tensor: Tensor, window_values: int) -> OffloadedCopy:
     place = Place("blocks.0", nn.Identity())
     copy = passes.send(tensor, tensor._version, place, "aten.gelu", window_values * VALUE_BYTES)
     assert copy is not None

@@ -111,14 +111,14 @@ class _Op(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class KernelProgram:
     """What one kernel does."""
 
     inputs: tuple[_Input, ...]
     ops: tuple[_Op, ...]
 
     @staticmethod
-    def read(text: str) -> Program:
+    def read(text: str) -> KernelProgram:
         """Return the program that ``text`` tells of."""
         inputs: list[_Input] = []
         ops: list[_Op] = []
@@ -128,7 +128,7 @@ class Program:
                 inputs.append(_Input(first, others[0], int(others[1]) if len(others) > 1 else 1))
             else:
                 ops.append(_Op(first, others[0], others[1] == "kept", tuple(others[2:])))
-        return Program(tuple(inputs), tuple(ops))
+        return KernelProgram(tuple(inputs), tuple(ops))
 
     def type_of(self, operand: str) -> str:
         """Return the type of an input ("i0") or of an op's result ("v0")."""
@@ -237,10 +237,10 @@ class FusedKernels:
     def kernel_of(self, text: str) -> int:
         """Return the function that does what ``text`` tells, 0 where one of its ops would not give torch's own bits."""
         if text not in self._functions:
-            self._functions[text] = self._new_kernel(Program.read(text))
+            self._functions[text] = self._new_kernel(KernelProgram.read(text))
         return self._functions[text]
 
-    def _new_kernel(self, program: Program) -> int:
+    def _new_kernel(self, program: KernelProgram) -> int:
         for op in program.ops:
             kind = (op.name, op.type, *(program.type_of(operand) for operand in op.operands))
             if kind not in self._is_right:
@@ -255,7 +255,9 @@ class FusedKernels:
             return False
         inputs = "".join(f"{of_type} flat;" for of_type in types)
         operands = " ".join(f"i{number}" for number in range(len(types)))
-        function = self._build(Program.read(f"{inputs}{name} {result_type} kept {operands}").source(self._dialect))
+        function = self._build(
+            KernelProgram.read(f"{inputs}{name} {result_type} kept {operands}").source(self._dialect)
+        )
         arguments = _arguments_to_try([TYPES[of_type] for of_type in types], self._device)
         found = torch.empty(arguments[0].shape, dtype=TYPES[result_type], device=self._device)
         self._launch(function, [*arguments, found], found.numel() // VECTOR)

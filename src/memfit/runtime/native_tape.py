@@ -14,7 +14,7 @@ from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Runner
 from memfit.runtime.fusing import can_fuse_on, start_fusing
 from memfit.runtime.native_build import native_module
-from memfit.runtime.offloading import Offloading, torn_value_error
+from memfit.runtime.offloading import HostCopies, torn_value_error
 from memfit.runtime.op_rules import Treatment, rule_for
 from memfit.runtime.pointwise_ops import pointwise_op
 from memfit.runtime.recorded_modules import Region
@@ -63,10 +63,10 @@ def memory_told_to(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
         native.tell_of_memory(before)
 
 
-def new_offloading() -> Offloading:
+def new_offloading() -> HostCopies:
     """Return the way to the host that the values of one forward pass would take, by itself."""
     native = _configured_module()
-    offloading: Offloading = Offloading() if native is None else native.Offloading()
+    offloading: HostCopies = HostCopies() if native is None else native.Offloading()
     return offloading
 
 

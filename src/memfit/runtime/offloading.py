@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _NOTHING = nullcontext()
 
 
-class Offloading:
+class HostCopies:
     """The offloaded values of one forward pass."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class OffloadedCopy:
 
     __slots__ = ("__weakref__", "_arrived", "_buffer", "_departure", "_host", "_number", "_offloading")
 
-    def __init__(self, offloading: Offloading, number: int, departure: _Departure) -> None:
+    def __init__(self, offloading: HostCopies, number: int, departure: _Departure) -> None:
         self._offloading = offloading
         self._number = number
         self._departure = departure

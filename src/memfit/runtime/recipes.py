@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.runtime.offloading import OffloadedCopy, Offloading
+from memfit.runtime.offloading import HostCopies, OffloadedCopy
 from memfit.runtime.values import DroppedUse, DroppedValue, Geometry, tensor_with
 
 
@@ -28,7 +28,7 @@ class Recipe:
         self,
         number: int,
         lock: threading.RLock,
-        offloading: Offloading,
+        offloading: HostCopies,
         op: Any,
         args: list[Any],
         kwargs: dict[str, Any],
@@ -127,7 +127,7 @@ class FetchRecipe(Recipe):
     __slots__ = ("copy", "geometry")
 
     def __init__(
-        self, number: int, lock: threading.RLock, offloading: Offloading, copy: OffloadedCopy, geometry: Geometry
+        self, number: int, lock: threading.RLock, offloading: HostCopies, copy: OffloadedCopy, geometry: Geometry
     ) -> None:
         super().__init__(number, lock, offloading, None, [], {})
         self.copy = copy

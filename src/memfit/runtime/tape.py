@@ -25,7 +25,7 @@ from memfit.runtime.call_arguments import (
     lies_under,
     written_tensors,
 )
-from memfit.runtime.offloading import Offloading
+from memfit.runtime.offloading import HostCopies
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.recipes import FetchRecipe, InPlaceRecipe, OverwriteRecipe, Recipe
 from memfit.runtime.recorded_modules import Fate, FatePattern, Region, fate_of, has_drops, without_drops
@@ -67,7 +67,7 @@ class Tape(DispatchMode):
         self._dropping_notes: list[weakref.ref[StorageNote]] = []
         self._num_calls: dict[tuple[Region, str], int] = {}
         self._num_recipes = 0
-        self._offloading = Offloading()
+        self._offloading = HostCopies()
         self._region: Region | None = None
         self._is_recording = False
         self._is_watching = False
