@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
-from memfit.capture.recording import FusedFacts, OpFacts
+from memfit.capture.recording.step_recording import FusedFacts, OpFacts
 from memfit.runtime.call_arguments import is_strided, tensors_in
 from memfit.runtime.op_rules import OpRule
 from memfit.runtime.pointwise_ops import can_be_fused, lies_alike
@@ -70,12 +69,6 @@ def fused_facts_of(
 
 def _leave_the_device(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:
     return any(tensor.is_cpu for tensor in outputs) and not all(tensor.is_cpu for tensor in inputs)
-
-
-def flops_of(op: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """Return the FLOPs of a call that gave ``result``, where torch counts them, else 0."""
-    count = flop_registry.get(getattr(op, "_overloadpacket", None))
-    return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
 
 
 def signature_of(rule: OpRule, args: Any, kwargs: Any) -> Any:
