@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 import memfit
-from memfit.capture.kept_state import KeptState
-from memfit.capture.step_times import timed_in_turns
+from memfit.capture.measuring.step_times import timed_interleaved
+from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
 from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
@@ -56,12 +56,12 @@ def main() -> None:
             plan = point.plan
             dropped = {i for i in step.plannable if plan.decisions[profile.values[i].name] is memfit.Decision.RECOMPUTE}
             counted = step.listeners.cost_of(dropped, len(simulated(step, dropped).replayed_ops))
-            plain, planned = timed_in_turns(
+            plain, planned = timed_interleaved(
                 training_step,
                 device,
                 state,
                 lambda plan=plan: memfit.apply(subject.model, plan),
-                num_turns=options.turns,
+                num_rounds=options.turns,
             )
             measured = (
                 planned.forward_launched - plain.forward_launched,

@@ -25,7 +25,7 @@ from timing import Step, TimedStep, seconds_in_a_row
 from torch import Tensor, nn
 
 import memfit
-from memfit.capture.clocks import wait_for
+from memfit.capture.measuring.clocks import wait_for
 from memfit.runtime.ledger import peak_of
 from memfit.units import format_bytes
 

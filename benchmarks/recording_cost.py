@@ -1,8 +1,5 @@
 """What recording costs per op: one small GPT block run plainly, under an empty dispatch mode, and under both tapes.
 
-And what each thing that an engine does costs, in a loop of the least work; `MEMFIT_NATIVE=0` asks for the
-engine in Python.
-
     python benchmarks/recording_cost.py
 
 The best of many forward passes in process time on one thread; the tensors are tiny, so that listening is what is timed.
@@ -18,7 +15,6 @@ import torch
 from gpt import GPT
 from measuring import machine
 
-from memfit.capture.host_costs import measured_host_costs
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.native_tape import engine_name, new_tape
 from memfit.runtime.recorded_modules import Region
@@ -67,15 +63,6 @@ def main() -> None:
         ways["the tape in C++, every value dropped"] = under(new_tape)
     for name, run in ways.items():
         print(f"{name} adds {(best_microseconds(run) - plain) / num_ops:.1f} us per op")
-    costs = measured_host_costs(0.0, 0.0)
-    each = {"op recorded": costs.recorded_op, "more if its result is dropped": costs.dropped_op}
-    each |= {
-        "module gone into": costs.module_entry,
-        "save watched": costs.hooked_save,
-        "op replayed": costs.replayed_op,
-    }
-    words = ", ".join(f"{name} {1e6 * seconds:.1f}" for name, seconds in each.items())
-    print(f"in {engine_name()}, as profile() measures it, us for each: {words}")
 
 
 def best_microseconds(run: Callable[[], object]) -> float:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from memfit.capture.clocks import moments_on
+from memfit.capture.measuring.clocks import moments_on
 
 Step = Callable[[], object]
 

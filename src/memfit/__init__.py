@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from memfit._version import __version__
 
 if TYPE_CHECKING:
-    from memfit.capture.profiling import profile as profile
     from memfit.chunked_loss import linear_cross_entropy as linear_cross_entropy
     from memfit.errors import CheckpointCapacityError as CheckpointCapacityError
     from memfit.errors import CheckpointMissingError as CheckpointMissingError
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from memfit.layers.strategies import SqrtLayers as SqrtLayers
     from memfit.planning.planner import frontier as frontier
     from memfit.planning.planner import plan as plan
+    from memfit.profiling import profile as profile
     from memfit.runtime.apply import Applied as Applied
     from memfit.runtime.apply import apply as apply
     from memfit.verification.verifying import verify as verify
@@ -94,7 +94,7 @@ _HOME_OF = {
     "memfit.graph.model_profile": ("ModelProfile",),
     "memfit.graph.plan": ("Decision", "FrontierPoint", "Plan"),
     "memfit.planning.planner": ("frontier", "plan"),
-    "memfit.capture.profiling": ("profile",),
+    "memfit.profiling": ("profile",),
     "memfit.runtime.apply": ("Applied", "apply"),
     "memfit.graph.verification": ("Verification",),
     "memfit.verification.verifying": ("verify",),

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.capture.profiling import profile as profile_step
 from memfit.capture.training_step import Loss
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError, VerificationError
 from memfit.graph.model_profile import ModelProfile
@@ -18,6 +17,7 @@ from memfit.graph.plan import Plan
 from memfit.graph.verification import Verification
 from memfit.planning.budgets import BudgetLike, HostBudgetLike, checked_budget, checked_host_budget
 from memfit.planning.planner import plan as plan_step
+from memfit.profiling import profile as profile_step
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.apply import Applied
 from memfit.runtime.tape_choice import TapeChoice

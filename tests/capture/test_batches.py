@@ -16,7 +16,7 @@ from torch.utils import _pytree
 from transformers import BatchEncoding
 
 import memfit
-from memfit.capture.kept_state import KeptState
+from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
 from memfit.runtime.batch_tensors import named_tensors
 from memfit.verification.gradients import gradients_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from memfit.capture.flop_counts import flops_of
+from memfit.capture.recording.flop_counts import flops_of
 
 aten = torch.ops.aten
 FORWARD = (

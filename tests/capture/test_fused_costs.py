@@ -11,10 +11,12 @@ from tests.engine.zoo import ZOO, Example
 from torch import Tensor, nn
 
 import memfit
-from memfit.capture import fused_costs, real_step, recorder
-from memfit.capture.fused_costs import with_fused_replays
-from memfit.capture.op_facts import fused_facts_of
-from memfit.capture.recording import FusedFacts, OpFacts
+from memfit.capture import real_step
+from memfit.capture.measuring import fused_costs
+from memfit.capture.measuring.fused_costs import with_fused_replays
+from memfit.capture.recording import recorder
+from memfit.capture.recording.op_facts import fused_facts_of
+from memfit.capture.recording.step_recording import FusedFacts, OpFacts
 from memfit.graph.model_profile import Phase, RecordedOp, RecordedValue, Replay, Save
 from memfit.runtime.op_rules import op_name, rule_for
 from memfit.runtime.pointwise_ops import can_be_fused

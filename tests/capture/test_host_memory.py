@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.capture.host_memory import free_host_bytes
+from memfit.capture.measuring.host_memory import free_host_bytes
 
 MIB = 2**20
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from memfit.capture.in_step import host_in_the_step, ops_in_the_step, runs_ahead, unthrottled_share
-from memfit.capture.op_facts import NOTHING_KNOWN
-from memfit.graph.model_profile import HostCosts, Phase, RecordedOp, Replay
+from memfit.calibration.host_costs import runs_ahead, with_back_to_back_host_costs
+from memfit.capture.measuring.throttling import throttled_ops, unthrottled_share
+from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp, Replay
 
 HOST = HostCosts(
     forward=2.0, backward=3.0, recorded_op=0.4, dropped_op=0.3, module_entry=0.2, hooked_save=0.1, replayed_op=0.5
@@ -22,8 +22,12 @@ def ops(*seconds_and_flops: tuple[float, int], phase: Phase = Phase.FORWARD) -> 
     ]
 
 
+def profile_of(device: list[RecordedOp], host: HostCosts, step_seconds: float) -> ModelProfile:
+    return ModelProfile(tuple(device), (), (), 0, step_seconds, "cuda:0", "f", host=host)
+
+
 def test_what_the_step_takes_longer_goes_to_the_ops_that_compute() -> None:
-    scaled = ops_in_the_step(ops((4.0, 7), (2.0, 0), (6.0, 9)), HOST, step_seconds=13.0)
+    scaled = throttled_ops(ops((4.0, 7), (2.0, 0), (6.0, 9)), HOST, step_seconds=13.0)
     assert [op.seconds for op in scaled] == pytest.approx([4.4, 2.0, 6.6])
 
 
@@ -36,23 +40,23 @@ def test_what_the_step_takes_longer_goes_to_the_ops_that_compute() -> None:
 )
 def test_ops_are_left_alone_where_the_device_is_not_short_of_time(step_seconds: float, host: HostCosts) -> None:
     measured = ops((4.0, 7), (2.0, 0), (6.0, 9))
-    assert list(ops_in_the_step(measured, host, step_seconds)) == measured
+    assert list(throttled_ops(measured, host, step_seconds)) == measured
 
 
 def test_a_device_that_rests_takes_what_the_ops_took_apart() -> None:
     apart = ops((4.0, 7), (2.0, 0), (6.0, 9))
-    assert unthrottled_share(apart, ops_in_the_step(apart, HOST, step_seconds=14.0)) == pytest.approx(12 / 14)
-    assert unthrottled_share(apart, ops_in_the_step(apart, HOST, step_seconds=11.0)) == 1.0
+    assert unthrottled_share(apart, throttled_ops(apart, HOST, step_seconds=14.0)) == pytest.approx(12 / 14)
+    assert unthrottled_share(apart, throttled_ops(apart, HOST, step_seconds=11.0)) == 1.0
     assert unthrottled_share([], []) == 1.0
 
 
 def test_a_step_without_matrix_products_is_left_as_it_is() -> None:
     measured = ops((4.0, 0), (2.0, 0))
-    assert list(ops_in_the_step(measured, HOST, step_seconds=13.0)) == measured
+    assert list(throttled_ops(measured, HOST, step_seconds=13.0)) == measured
 
 
 def test_clocks_are_not_blamed_for_everything() -> None:
-    scaled = ops_in_the_step(ops((4.0, 7), (2.0, 0)), HOST, step_seconds=100.0)
+    scaled = throttled_ops(ops((4.0, 7), (2.0, 0)), HOST, step_seconds=100.0)
     assert [op.seconds for op in scaled] == [5.0, 2.0]
 
 
@@ -69,14 +73,16 @@ def test_clocks_are_not_blamed_for_everything() -> None:
 def test_a_host_that_sets_the_pace_takes_as_long_as_the_step_shows(
     device_seconds: float, step_seconds: float, factor: float
 ) -> None:
-    slowed = host_in_the_step(replace(HOST, runs_ahead=True), ops((device_seconds, 1)), step_seconds)
+    host = replace(HOST, runs_ahead=True)
+    slowed = with_back_to_back_host_costs(profile_of(ops((device_seconds, 1)), host, step_seconds)).host
+    assert slowed is not None
     assert slowed.runs_ahead
     assert slowed.forward + slowed.backward == pytest.approx(5.0 * factor)
     assert slowed.replayed_op == pytest.approx(0.5 * factor)
 
 
 @pytest.mark.parametrize(
-    ("forward", "backward", "alone_seconds", "step_seconds", "expected"),
+    ("forward", "backward", "synchronized_seconds", "step_seconds", "expected"),
     [
         # The device computes for 3 and 6 seconds.
         (5.0, 5.0, 11.0, 10.0, True),  # in a row as long as it takes to launch
@@ -88,7 +94,7 @@ def test_a_host_that_sets_the_pace_takes_as_long_as_the_step_shows(
     ],
 )
 def test_whether_the_host_runs_ahead_shows_in_steps_that_follow_each_other(
-    forward: float, backward: float, alone_seconds: float, step_seconds: float, expected: bool
+    forward: float, backward: float, synchronized_seconds: float, step_seconds: float, expected: bool
 ) -> None:
     device = [
         *ops((3.0, 0)),
@@ -96,11 +102,11 @@ def test_whether_the_host_runs_ahead_shows_in_steps_that_follow_each_other(
         *ops((2.0, 0), phase=Phase.OPTIMIZER),
     ]
     host = replace(HOST, forward=forward, backward=backward)
-    facts = [NOTHING_KNOWN] * len(device)
-    assert runs_ahead(host, device, facts, step_seconds=step_seconds, alone_seconds=alone_seconds) is expected
+    profile = profile_of(device, host, step_seconds)
+    assert runs_ahead(profile, synchronized_seconds, forward_waits=False) is expected
 
 
-@pytest.mark.parametrize(("phase", "expected"), [(Phase.FORWARD, False), (Phase.BACKWARD, True)])
-def test_a_forward_pass_that_waits_for_an_answer_does_not_run_ahead(phase: Phase, expected: bool) -> None:
-    device, facts = ops((4.0, 0), (4.0, 0), phase=phase), [NOTHING_KNOWN, replace(NOTHING_KNOWN, is_answer=True)]
-    assert runs_ahead(HOST, device, facts, step_seconds=8.0, alone_seconds=10.0) is expected
+def test_a_forward_pass_that_waits_for_a_result_does_not_run_ahead() -> None:
+    profile = profile_of(ops((4.0, 0), (4.0, 0)), HOST, step_seconds=8.0)
+    assert runs_ahead(profile, 10.0, forward_waits=False)
+    assert not runs_ahead(profile, 10.0, forward_waits=True)

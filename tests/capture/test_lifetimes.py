@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import memfit
-from memfit.capture.timeline import plain_timeline_bytes
+from memfit.capture.recording.plain_timeline import plain_timeline_bytes
 from memfit.graph.model_profile import ModelProfile, Phase, RecordedValue
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memfit
-from memfit.capture.link import CopySeconds, link_of, measured_link
+from memfit.capture.measuring.link import CopySeconds, link_of, measured_link
 from memfit.graph.model_profile import Link
 
 LARGE, SMALL = 64 * 2**20, 2**20

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import memfit
-from memfit.capture.clocks import moments_on
-from memfit.capture.link import measured_link
-from memfit.capture.timeline import plain_timeline_bytes
+from memfit.capture.measuring.clocks import moments_on
+from memfit.capture.measuring.link import measured_link
+from memfit.capture.recording.plain_timeline import plain_timeline_bytes
 from memfit.graph.model_profile import Phase
 from memfit.runtime.torch_internals import keep_gpu_busy
 
@@ -171,5 +171,5 @@ def test_a_host_that_lets_nothing_be_pinned_is_no_obstacle(monkeypatch: pytest.M
     def refuse() -> Tensor:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr("memfit.capture.link._pinned", refuse)
+    monkeypatch.setattr("memfit.capture.measuring.link._pinned", refuse)
     assert measured_link(torch.device("cuda")) is None

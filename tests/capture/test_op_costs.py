@@ -11,9 +11,9 @@ from tests.engine.step_comparison import assert_same, leaves
 from torch import Tensor, nn
 
 import memfit
-from memfit.capture.op_costs import Cost, OpMeter, with_costs
-from memfit.capture.recording import OpFacts
-from memfit.capture.roofline import Roofline
+from memfit.capture.measuring.op_costs import Cost, OpMeter, with_costs
+from memfit.capture.measuring.roofline import Roofline
+from memfit.capture.recording.step_recording import OpFacts
 from memfit.graph.model_profile import Phase, RecordedOp, Replay
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memfit.capture.op_facts import facts_of
+from memfit.capture.recording.op_facts import facts_of
 from memfit.runtime.op_rules import rule_for
 
 

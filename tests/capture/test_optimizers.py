@@ -12,7 +12,7 @@ from tests.engine.zoo import BY_NAME
 from torch import Tensor, nn
 
 import memfit
-from memfit.capture.timeline import plain_timeline_bytes
+from memfit.capture.recording.plain_timeline import plain_timeline_bytes
 from memfit.graph.model_profile import Phase
 
 NewOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]

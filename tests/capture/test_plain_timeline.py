@@ -8,8 +8,8 @@ import pytest
 from tests.engine.plans import profile_of
 from tests.engine.zoo import ZOO, Example
 
-from memfit.capture.other_memory import UNACCOUNTED, unaccounted_memory
-from memfit.capture.timeline import plain_timeline_bytes
+from memfit.calibration.calibrating import UNACCOUNTED, unaccounted_memory
+from memfit.capture.recording.plain_timeline import plain_timeline_bytes
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
 
 

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from memfit.capture import python_state
-from memfit.capture.python_state import AttributeSnapshot
+from memfit.capture.state import python_state
+from memfit.capture.state.python_state import AttributeSnapshot
 
 
 class State:

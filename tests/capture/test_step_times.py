@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memfit.capture.kept_state import KeptState
-from memfit.capture.step_times import StepAlone, timed_alone, timed_in_a_row, timed_in_turns
+from memfit.capture.measuring.step_times import (
+    SynchronizedStep,
+    timed_back_to_back,
+    timed_interleaved,
+    timed_synchronized,
+)
+from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
 
 
@@ -40,8 +45,8 @@ def test_steps_in_a_row_begin_without_gradients_and_leave_no_trace(seconds_alone
     with state.kept():
         step.run()
     had_gradient.clear()
-    alone = StepAlone(0.0, 0.0, seconds_alone)
-    timed_in_a_row(step, torch.device("cpu"), state, alone)
+    alone = SynchronizedStep(0.0, 0.0, seconds_alone)
+    timed_back_to_back(step, torch.device("cpu"), state, alone)
     assert had_gradient == [False] * num_steps
     assert model.weight.grad is gradient
     assert model.weight.tolist() == [1.0] * 3
@@ -68,7 +73,7 @@ def test_each_step_in_a_row_finds_the_counters_of_the_first() -> None:
     state = KeptState(step)
     with state.kept():
         step.run()
-    timed_in_a_row(step, torch.device("cpu"), state, StepAlone(0.0, 0.0, 1e-6))
+    timed_back_to_back(step, torch.device("cpu"), state, SynchronizedStep(0.0, 0.0, 1e-6))
     assert (model.num_used, model.slots) == (0, {"all": []})
 
 
@@ -84,11 +89,13 @@ def test_the_first_step_in_a_row_is_not_counted(monkeypatch: pytest.MonkeyPatch)
 
     step = TrainingStep(Lasting(), torch.ones(3))
     state = KeptState(step)
-    monkeypatch.setattr("memfit.capture.step_times.time.perf_counter", lambda: now)
-    assert timed_in_a_row(step, torch.device("cpu"), state, StepAlone(0.0, 0.0, 5.0)) == 3.0
+    monkeypatch.setattr("memfit.capture.measuring.step_times.time.perf_counter", lambda: now)
+    assert timed_back_to_back(step, torch.device("cpu"), state, SynchronizedStep(0.0, 0.0, 5.0)) == 3.0
 
 
-def test_a_bad_moment_of_the_host_does_not_tell_how_long_a_step_in_a_row_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_back_to_back_seconds_leave_out_disturbances_of_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Moments:
         """Those of a device that each second step keeps waiting."""
 
@@ -102,12 +109,12 @@ def test_a_bad_moment_of_the_host_does_not_tell_how_long_a_step_in_a_row_takes(m
             assert self.num_marks == 5
             return [9.0, 3.0, 9.0, 3.0]
 
-    monkeypatch.setattr("memfit.capture.step_times.moments_on", lambda _: Moments())
+    monkeypatch.setattr("memfit.capture.measuring.step_times.moments_on", lambda _: Moments())
     step = TrainingStep(Counting(), torch.ones(3))
-    assert timed_in_a_row(step, torch.device("cpu"), KeptState(step), StepAlone(0.0, 0.0, 5.0)) == 3.0
+    assert timed_back_to_back(step, torch.device("cpu"), KeptState(step), SynchronizedStep(0.0, 0.0, 5.0)) == 3.0
 
 
-def test_two_ways_take_turns_and_one_gets_ready_untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_methods_are_interleaved_and_warm_up_untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a host that slows down step by step, both are as slow: the lower quartiles are of the second of five turns."""
     now, num_runs, is_inside, order = 0.0, 0, False, []
 
@@ -127,15 +134,15 @@ def test_two_ways_take_turns_and_one_gets_ready_untimed(monkeypatch: pytest.Monk
         is_inside = False
 
     step = TrainingStep(Slowing(), torch.ones(3))
-    monkeypatch.setattr("memfit.capture.step_times.time.perf_counter", lambda: now)
-    plain, other = timed_in_turns(step, torch.device("cpu"), KeptState(step), inside, num_turns=5)
+    monkeypatch.setattr("memfit.capture.measuring.step_times.time.perf_counter", lambda: now)
+    plain, other = timed_interleaved(step, torch.device("cpu"), KeptState(step), inside, num_rounds=5)
     assert order == ([False] * 4 + [True] * 5) * 5
     assert plain.forward_launched == 10 + 0.75
     assert other.forward_launched == 100 + 15 + 0.75
     assert (plain.backward_launched, other.backward_launched) == (0.0, 0.0)
 
 
-def test_each_part_of_a_step_alone_takes_time() -> None:
+def test_each_part_of_a_synchronized_step_takes_time() -> None:
     model = Counting()
     step = TrainingStep(model, torch.ones(3))
-    assert min(timed_alone(step, torch.device("cpu"), KeptState(step))) > 0
+    assert min(timed_synchronized(step, torch.device("cpu"), KeptState(step))) > 0

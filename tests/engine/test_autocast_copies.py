@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
-from memfit.capture.kept_state import KeptState
+from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
 
 GPT = BY_NAME["gpt-autocast"]

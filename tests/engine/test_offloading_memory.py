@@ -23,8 +23,8 @@ from memfit.planning.simulator import simulated
 from memfit.planning.step import Step
 from memfit.runtime.ledger import StorageLedger
 from memfit.runtime.native_tape import memory_told_to
+from memfit.verification.methods import planned
 from memfit.verification.trials import Trials
-from memfit.verification.ways import planned
 
 NUM_LINKS = 6
 NUM_ELEMENTS = 1000

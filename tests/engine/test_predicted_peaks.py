@@ -11,8 +11,8 @@ from tests.engine.zoo import ZOO, Example
 
 import memfit
 from memfit.capture.training_step import TrainingStep
+from memfit.verification.methods import planned
 from memfit.verification.trials import Trials
-from memfit.verification.ways import planned
 
 # Save-all, recompute as far as it goes, and six budgets between.
 NUM_POINTS = 8

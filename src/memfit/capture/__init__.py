@@ -1,1 +1,1 @@
-"""Measures one real training step and describes it as data."""
+"""Records and measures one plain training step. Never imports planning."""

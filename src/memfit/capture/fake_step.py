@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from memfit.capture.devices import device_of, memory_bytes
-from memfit.capture.fused_costs import with_fused_replays
-from memfit.capture.kept_state import KeptState
-from memfit.capture.layers import measured_blocks
-from memfit.capture.link import measured_link
-from memfit.capture.other_memory import let_libraries_allocate, other_memory
-from memfit.capture.recorded_runs import record_step, record_without_saves
-from memfit.capture.recording import values_of
-from memfit.capture.roofline import Roofline
-from memfit.capture.timeline import plain_timeline_bytes
+from memfit.capture.measuring.devices import device_of, memory_bytes
+from memfit.capture.measuring.fused_costs import with_fused_replays
+from memfit.capture.measuring.link import measured_link
+from memfit.capture.measuring.other_memory import let_libraries_allocate, other_memory
+from memfit.capture.measuring.roofline import Roofline
+from memfit.capture.recording.measured_blocks import measured_blocks
+from memfit.capture.recording.plain_timeline import plain_timeline_bytes
+from memfit.capture.recording.recorded_runs import record_step, record_without_saves
+from memfit.capture.recording.step_recording import values_of
+from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
 from memfit.errors import MemfitError
 from memfit.graph.model_profile import ModelProfile

@@ -33,7 +33,7 @@ def target_to_run(text: str, arguments: Sequence[str] | None) -> Target:
 
 def profiled(target: Target, *, fake: bool) -> ModelProfile:
     """Return the profile of the TARGET's step, run for real or on fake tensors."""
-    from memfit.capture.profiling import profile
+    from memfit.profiling import profile
 
     with progress_on_terminal() as progress, users_own_errors(_WHILE_RUNNING):
         progress.stage("profiling the plain step")

@@ -11,7 +11,6 @@ from statistics import median, quantiles
 import torch
 from torch import nn
 
-from memfit.capture.profiling import profile as profile_step
 from memfit.capture.training_step import TrainingStep
 from memfit.demonstration.text import CharacterBatches, generated_text
 from memfit.graph.model_profile import ModelProfile
@@ -20,11 +19,12 @@ from memfit.graph.verification import Quartiles
 from memfit.models.gpt_model import Gpt
 from memfit.planning.planner import frontier
 from memfit.planning.planner import plan as plan_step
+from memfit.profiling import profile as profile_step
 from memfit.progress import Progress
 from memfit.units import format_bytes
 from memfit.verification.gradients import difference_between
+from memfit.verification.methods import Way, checkpointed, plain, planned
 from memfit.verification.trials import Trials
-from memfit.verification.ways import Way, checkpointed, plain, planned
 
 SAVED_WHOLE = "saved whole"
 CHECKPOINTED = "torch.utils.checkpoint"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memfit.capture.bits import same_bits
+from memfit.capture.state.bits import same_bits
 from memfit.capture.training_step import TrainingStep
 from memfit.runtime.batch_tensors import tensors_of
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from memfit.capture.clocks import wait_for
-from memfit.capture.devices import device_of
-from memfit.capture.kept_state import KeptState, existed_before
-from memfit.capture.recorded_runs import no_garbage_collection, record_step
+from memfit.capture.measuring.clocks import wait_for
+from memfit.capture.measuring.devices import device_of
+from memfit.capture.recording.recorded_runs import no_garbage_collection, record_step
+from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.inputs import Input
 from memfit.progress import Progress
@@ -20,7 +20,7 @@ from memfit.runtime.forward_wrapping import WrappedForward
 from memfit.runtime.ledger import peak_of
 from memfit.runtime.model_inputs import noting_inputs
 from memfit.verification.gradients import Gradients, gradients_of
-from memfit.verification.ways import Way
+from memfit.verification.methods import Way
 
 # Enough rounds for quartiles to mean something; more where steps are short, up to this many seconds of them.
 _FEWEST_ROUNDS = 5

@@ -22,8 +22,8 @@ from memfit.runtime.model_inputs import warn_of_other_inputs
 from memfit.units import format_bytes
 from memfit.verification.gradients import GradientDifference, difference_between
 from memfit.verification.machine import device_name
+from memfit.verification.methods import plain, planned
 from memfit.verification.trials import Measured, Trials, plans_set_aside
-from memfit.verification.ways import plain, planned
 
 
 def verify(

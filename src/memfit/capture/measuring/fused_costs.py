@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memfit.capture.recording import OpFacts
+from memfit.capture.recording.step_recording import OpFacts
 from memfit.graph.model_profile import Phase, RecordedOp, RecordedValue
 
 

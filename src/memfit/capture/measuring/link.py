@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from memfit.capture.host_memory import free_host_bytes
+from memfit.capture.measuring.host_memory import free_host_bytes
 from memfit.graph.model_profile import Link
 from memfit.runtime.native_tape import new_offloading
 from memfit.runtime.recorded_modules import Place

@@ -7,13 +7,23 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from memfit.calibration.calibrating import calibrated
 from memfit.capture.fake_step import profile_of_fake_step
-from memfit.capture.real_step import profile_of_real_step
+from memfit.capture.real_step import capture_real_step
+from memfit.capture.state.kept_state import KeptState
 from memfit.capture.step_arguments import refuse_unfit_arguments
 from memfit.capture.training_step import Loss, TrainingStep
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.forward_wrapping import is_wrapped
+
+
+def profile_of_real_step(step: TrainingStep) -> ModelProfile:
+    """Return the profile of ``step``: captured in plain runs, then completed by trial runs with plans."""
+    state = KeptState(step)
+    with state.kept_optimizer():
+        return calibrated(capture_real_step(step, state), step, state)
+
 
 _PROFILE_OF_STEP = {"real": profile_of_real_step, "fake": profile_of_fake_step}
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memfit.capture.python_state import AttributeSnapshot
+from memfit.capture.state.python_state import AttributeSnapshot
 from memfit.capture.training_step import TrainingStep
 from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.call_arguments import is_strided, tensors_in, written_tensors

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from memfit.capture.recorder import NothingKeptError, StepRecorder
-from memfit.capture.recording import Recording
-from memfit.capture.scopes import ModuleScopes
+from memfit.capture.recording.module_scopes import ModuleScopes
+from memfit.capture.recording.recorder import NothingKeptError, StepRecorder
+from memfit.capture.recording.step_recording import Recording
 from memfit.capture.training_step import TrainingStep
 
 IsOutside = Callable[[Tensor], bool]

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.capture.flop_counts import flops_of
-from memfit.capture.lifetimes import SaveHandle, StorageMark
-from memfit.capture.op_facts import NOTHING_KNOWN, facts_of, fused_facts_of
-from memfit.capture.plain_tensors import is_plain, only_plain, plain_alias
-from memfit.capture.recording import NewValue, Recording, SeenSave
-from memfit.capture.scopes import ModuleScopes
+from memfit.capture.recording.flop_counts import flops_of
+from memfit.capture.recording.lifetimes import SaveHandle, StorageMark
+from memfit.capture.recording.module_scopes import ModuleScopes
+from memfit.capture.recording.op_facts import NOTHING_KNOWN, facts_of, fused_facts_of
+from memfit.capture.recording.plain_tensors import is_plain, only_plain, plain_alias
+from memfit.capture.recording.step_recording import NewValue, Recording, SeenSave
 from memfit.graph.model_profile import Phase, RecordedOp, Replay
 from memfit.graph.names import ValueName
 from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, is_strided, tensors_in, written_tensors

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from memfit.capture.python_objects import Kind, kinds_of
+from memfit.capture.state.python_objects import Kind, kinds_of
 
 # What lies in attributes themselves is always kept. Behind that, the nearest objects are, up to so many: a model that
 # refers to its trainer refers to everything.

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memfit.capture.clocks import Call, Clock
-from memfit.capture.op_facts import signature_of
-from memfit.capture.recording import OpFacts
-from memfit.capture.roofline import Roofline
+from memfit.capture.measuring.clocks import Call, Clock
+from memfit.capture.measuring.roofline import Roofline
+from memfit.capture.recording.op_facts import signature_of
+from memfit.capture.recording.step_recording import OpFacts
 from memfit.graph.model_profile import RecordedOp
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.torch_internals import DispatchMode

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from memfit.capture.bits import same_bits
-from memfit.capture.kept_state import KeptState
+from memfit.capture.state.bits import same_bits
+from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.names import is_within
@@ -45,7 +45,7 @@ class OpOutput(NamedTuple):
     position: int = 0
 
 
-def calibrated(profile: ModelProfile, step: TrainingStep, state: KeptState) -> ModelProfile:
+def with_inexact_replays_marked(profile: ModelProfile, step: TrainingStep, state: KeptState) -> ModelProfile:
     """Return ``profile`` with the values marked that do not come back as they were.
 
     First all values inside blocks are tried, replayed from what enters the block; then those that leave blocks, which

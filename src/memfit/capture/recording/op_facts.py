@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.capture.recording import FusedFacts, OpFacts
+from memfit.capture.recording.step_recording import FusedFacts, OpFacts
 from memfit.runtime.call_arguments import is_strided, tensors_in
 from memfit.runtime.op_rules import OpRule
 from memfit.runtime.pointwise_ops import can_be_fused, lies_alike

@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from memfit.capture.clocks import clock_for
-from memfit.capture.recording import OpFacts
+from memfit.capture.measuring.clocks import clock_for
+from memfit.capture.recording.step_recording import OpFacts
 
 
 @dataclass(frozen=True, slots=True)

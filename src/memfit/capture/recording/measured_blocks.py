@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 from torch import nn
 
-from memfit.capture.blocks import find_blocks
-from memfit.capture.layer_types import layer_type_of
+from memfit.capture.recording.blocks import find_blocks
+from memfit.capture.recording.layer_types import layer_type_of
 from memfit.graph.layer_profile import LayerMemoryProfile
 from memfit.graph.model_profile import Block, RecordedOp, RecordedValue
 from memfit.graph.names import is_within

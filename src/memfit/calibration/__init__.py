@@ -1,0 +1,1 @@
+"""Completes a captured profile by trial runs with plans."""

@@ -1,0 +1,1 @@
+"""Measures times, memory and rates of a device and a step."""

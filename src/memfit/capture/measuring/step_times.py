@@ -1,0 +1,113 @@
+"""Times whole training steps: synchronized, and back-to-back as in training."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from statistics import quantiles
+from typing import NamedTuple
+
+import torch
+
+from memfit.capture.measuring.clocks import moments_on, wait_for
+from memfit.capture.state.kept_state import KeptState
+from memfit.capture.training_step import TrainingStep
+from memfit.graph.model_profile import Phase
+
+_NUM_SYNCHRONIZED_STEPS = 4
+# Long enough for a GPU to reach the temperature and clock of training, and longer than a disturbance of a shared host,
+# which lasts about half a second.
+_BACK_TO_BACK_SECONDS = 1.5
+_FEWEST_BACK_TO_BACK, _MOST_BACK_TO_BACK = 5, 30
+
+
+class SynchronizedStep(NamedTuple):
+    """The seconds to launch the forward pass and the rest of the step, and until all of it was done.
+
+    Each is the 25th percentile over the steps: a shared host is disturbed for a part of the time, and its fastest
+    step is an exception too.
+    """
+
+    forward_launched: float
+    backward_launched: float
+    seconds: float
+
+
+def timed_synchronized(step: TrainingStep, device: torch.device, state: KeptState) -> SynchronizedStep:
+    """Run the step several times, synchronizing with the device before and after each."""
+    return _lower_quartiles(_synchronized_timings(step, device, state))
+
+
+def _synchronized_timings(step: TrainingStep, device: torch.device, state: KeptState) -> list[SynchronizedStep]:
+    timings: list[SynchronizedStep] = []
+    for _ in range(_NUM_SYNCHRONIZED_STEPS):
+        forward_end = 0.0
+
+        @contextmanager
+        def around(phase: Phase) -> Iterator[None]:
+            nonlocal forward_end
+            yield
+            if phase is Phase.FORWARD:
+                forward_end = time.perf_counter()
+
+        with state.kept():
+            wait_for(device)
+            begin = time.perf_counter()
+            held = step.run(around)
+            launched = time.perf_counter()
+            del held
+            wait_for(device)
+            timings.append(SynchronizedStep(forward_end - begin, launched - forward_end, time.perf_counter() - begin))
+    return timings
+
+
+def timed_interleaved(
+    step: TrainingStep,
+    device: torch.device,
+    state: KeptState,
+    method: Callable[[], AbstractContextManager[object]],
+    *,
+    num_rounds: int,
+) -> tuple[SynchronizedStep, SynchronizedStep]:
+    """Time the plain step and the one inside ``method()`` interleaved, so that a slower host slows both."""
+    plain: list[SynchronizedStep] = []
+    other: list[SynchronizedStep] = []
+    for _ in range(num_rounds):
+        plain += _synchronized_timings(step, device, state)
+        with method():
+            # The first step warms up.
+            with state.kept():
+                step.run()
+            other += _synchronized_timings(step, device, state)
+    return _lower_quartiles(plain), _lower_quartiles(other)
+
+
+def timed_back_to_back(
+    step: TrainingStep, device: torch.device, state: KeptState, synchronized: SynchronizedStep
+) -> float:
+    """Return the 25th percentile of the seconds of steps without synchronization between them, as training loops run.
+
+    A mean would include disturbances of the host.
+    """
+    num_steps = min(
+        max(math.ceil(_BACK_TO_BACK_SECONDS / synchronized.seconds), _FEWEST_BACK_TO_BACK), _MOST_BACK_TO_BACK
+    )
+    moments = moments_on(device)
+    with state.kept():
+        wait_for(device)
+        for _ in range(num_steps):
+            state.begin_another()
+            step.run()
+            # The first step begins on an idle device and is not counted.
+            moments.mark()
+        return _lower_quartile(moments.seconds_between())
+
+
+def _lower_quartiles(timings: Sequence[SynchronizedStep]) -> SynchronizedStep:
+    return SynchronizedStep(*map(_lower_quartile, zip(*timings, strict=True)))
+
+
+def _lower_quartile(times: Sequence[float]) -> float:
+    return quantiles(times, n=4, method="inclusive")[0]

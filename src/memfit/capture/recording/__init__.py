@@ -1,0 +1,1 @@
+"""Records the ops, values and saves of a step."""

@@ -1,0 +1,1 @@
+"""Restores everything that a measured step changes."""
