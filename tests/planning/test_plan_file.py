@@ -93,8 +93,8 @@ def test_file_has_one_decision_a_line_grouped_by_module_in_order(tmp_path: Path)
 def test_a_loaded_plan_equals_the_saved_one(
     tmp_path_factory: pytest.TempPathFactory,
     decisions: dict[str, Decision],
-    regions: tuple[str, ...],
-    watched: tuple[str, ...],
+    recorded_modules: tuple[str, ...],
+    hooked_modules: tuple[str, ...],
     flops: int,
     overhead: float,
     gap: float,
@@ -105,8 +105,8 @@ def test_a_loaded_plan_equals_the_saved_one(
     host_bytes, window_bytes = offloading
     plan = Plan(
         decisions,
-        regions,
-        watched,
+        recorded_modules,
+        hooked_modules,
         flops,
         "f",
         7,
