@@ -21,7 +21,7 @@ import memfit
 from memfit.capture.measuring.step_times import timed_interleaved
 from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
-from memfit.planning.simulator import simulated
+from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
 from memfit.runtime.native_tape import engine_name
 from memfit.units import format_bytes

@@ -37,7 +37,7 @@ import memfit
 from memfit.graph.model_profile import Link
 from memfit.planning.known_steps import known_step
 from memfit.planning.planner import frontier, plan
-from memfit.planning.simulator import judged
+from memfit.planning.simulate.simulator import judged
 from memfit.planning.step import Step
 from memfit.units import format_bytes
 

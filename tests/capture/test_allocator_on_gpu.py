@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memfit.planning.allocator import LargeBlocks
+from memfit.planning.simulate.allocator import LargeBlocks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 MIB = 2**20

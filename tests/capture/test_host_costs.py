@@ -15,7 +15,7 @@ from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import HostCosts, Link
 from memfit.graph.plan import Decision, Plan
 from memfit.planning.planner import plan_of_all_that_replays, plan_of_every_second_that_replays
-from memfit.planning.simulator import simulated
+from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
 from memfit.runtime.native_tape import engine_name
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import memfit
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.plan import Decision
-from memfit.planning import offloadable
-from memfit.planning.offload_rules import Offloading
-from memfit.planning.simulator import simulated
+from memfit.planning.offload import offloadable
+from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
+from memfit.planning.step.offload_rules import Offloading
 from memfit.runtime.ledger import StorageLedger
 from memfit.runtime.native_tape import memory_told_to
 from memfit.verification.methods import planned

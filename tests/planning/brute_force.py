@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.simulator import Judgement, judged
+from memfit.planning.simulate.simulator import Judgement, judged
 from memfit.planning.step import Step
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfit.planning.allocator import LargeBlocks, is_uneven, margin_bytes, segment_bytes
+from memfit.planning.simulate.allocator import LargeBlocks, is_uneven, margin_bytes, segment_bytes
 
 MIB = 2**20
 

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from tests.planning.drawn_profiles import drawn_profiles
 from tests.planning.model_families import chain, unet
 
-import memfit.planning.dynamic_program as backward_sweep
+import memfit.planning.dp.dynamic_program as backward_sweep
 import memfit.planning.search as search
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.dynamic_program import Guide, swept
-from memfit.planning.enumeration import all_choices, values_that_matter
+from memfit.planning.candidates.enumeration import all_choices, values_that_matter
+from memfit.planning.candidates.trade_off import Candidate, TradeOff
+from memfit.planning.dp.dynamic_program import Guide, swept
+from memfit.planning.dp.state_graph import StateGraph, state_graph
+from memfit.planning.dp.sweep_timeline import SweepTimeline
+from memfit.planning.dp.time_prices import TimePrices
 from memfit.planning.search import explored
-from memfit.planning.simulator import judged
-from memfit.planning.state_graph import StateGraph, state_graph
+from memfit.planning.simulate.simulator import judged
 from memfit.planning.step import Step
-from memfit.planning.sweep_timeline import SweepTimeline
-from memfit.planning.time_prices import TimePrices
-from memfit.planning.trade_off import Candidate, TradeOff
 
 ENDLESS = 2**45
 

@@ -10,9 +10,9 @@ from tests.planning.drawn_profiles import drawn_profiles
 from memfit.errors import InfeasibleBudgetError
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Decision
-from memfit.planning.bound import LowerBound
+from memfit.planning.bounds.bound import LowerBound
 from memfit.planning.planner import frontier, plan
-from memfit.planning.simulator import judged, simulate
+from memfit.planning.simulate.simulator import judged, simulate
 from memfit.planning.step import Step
 
 

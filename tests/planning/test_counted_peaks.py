@@ -14,13 +14,13 @@ from tests.planning.test_listening import profile_of
 from memfit.errors import InfeasibleBudgetError
 from memfit.graph.model_profile import HostCosts, ModelProfile
 from memfit.graph.plan import Plan
-from memfit.planning.allocator import margin_bytes
-from memfit.planning.counted_peaks import CountedPeaks, counted_plain_peak_bytes
+from memfit.planning.candidates.trade_off import Candidate
 from memfit.planning.planner import frontier, plan
-from memfit.planning.simulator import judged, traffic_of
+from memfit.planning.simulate.allocator import margin_bytes
+from memfit.planning.simulate.counted_peaks import CountedPeaks, counted_plain_peak_bytes
+from memfit.planning.simulate.simulator import judged, traffic_of
+from memfit.planning.simulate.traffic import Allocations, Buffer, Traffic
 from memfit.planning.step import Step
-from memfit.planning.trade_off import Candidate
-from memfit.planning.traffic import Allocations, Buffer, Traffic
 
 MIB = 2**20
 # So quick that launching is no matter.

@@ -8,9 +8,9 @@ import pytest
 from tests.planning import model_families
 
 from memfit.planning import search
-from memfit.planning.filling import fill
+from memfit.planning.candidates.filling import fill
+from memfit.planning.candidates.trade_off import Candidate, TradeOff
 from memfit.planning.step import Step
-from memfit.planning.trade_off import Candidate, TradeOff
 
 
 # 0.20 and 0.82 when this was written; a ResNet's values are so large that there is little between its plans.
@@ -40,6 +40,6 @@ def test_a_step_that_is_too_large_is_left_alone(monkeypatch: pytest.MonkeyPatch)
     trade_off = TradeOff(Step(model_families.resnet()))
     trade_off.add_all([set(), trade_off.may_be_recomputed])
     before = trade_off.frontier()
-    monkeypatch.setattr("memfit.planning.filling._EFFORT_OPS", 100)
+    monkeypatch.setattr("memfit.planning.candidates.filling._EFFORT_OPS", 100)
     fill(trade_off)
     assert trade_off.frontier() == before

@@ -13,7 +13,7 @@ from tests.planning.model_families import chain, gpt
 from memfit.planning import known_steps
 from memfit.planning.known_steps import known_step
 from memfit.planning.planner import frontier, plan
-from memfit.planning.walk import Walk
+from memfit.planning.simulate.walk import Walk
 
 
 @pytest.fixture

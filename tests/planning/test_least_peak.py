@@ -12,17 +12,17 @@ from tests.planning.drawn_profiles import drawn_profiles
 from tests.planning.model_families import gpt, resnet
 from tests.planning.test_backward_sweep import exact_frontier, holds_what_never_runs
 
-import memfit.planning.refinement as refinement
+import memfit.planning.bounds.refinement as refinement
 import memfit.planning.search as search
 from memfit.errors import InfeasibleBudgetError
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.least_peak import least_peak
+from memfit.planning.bounds.proofs import Proofs
+from memfit.planning.candidates.trade_off import TradeOff
+from memfit.planning.dp.least_peak import least_peak
+from memfit.planning.dp.sweep_search import Sweeps
 from memfit.planning.planner import frontier, plan
-from memfit.planning.proofs import Proofs
 from memfit.planning.search import Exploration, with_least_peak
 from memfit.planning.step import Step
-from memfit.planning.sweep_search import Sweeps
-from memfit.planning.trade_off import TradeOff
 
 
 @settings(max_examples=60, deadline=None)

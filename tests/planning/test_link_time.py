@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.graph.model_profile import Link
-from memfit.planning.link_time import (
+from memfit.planning.step.link_time import (
     COUNTED_SHARE,
     Arrival,
     Copies,
@@ -20,7 +20,7 @@ from memfit.planning.link_time import (
     waiting_for,
     with_reserve,
 )
-from memfit.planning.offload_rules import numbers_let_go, numbers_started
+from memfit.planning.step.offload_rules import numbers_let_go, numbers_started
 
 # A byte a second out, two back, and a second for each copy.
 LINK = Link(1.0, 2.0, seconds_per_copy=1.0, host_free_bytes=0)

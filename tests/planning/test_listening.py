@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from memfit.graph.model_profile import HostCosts, Link, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
 from memfit.graph.names import is_within
-from memfit.planning.link_time import Waiting
-from memfit.planning.regions import Listeners
 from memfit.planning.step import Step
-from memfit.planning.step_time import StepTime
+from memfit.planning.step.link_time import Waiting
+from memfit.planning.step.regions import Listeners
+from memfit.planning.step.step_time import StepTime
 
 COSTS = HostCosts(
     forward=10.0, backward=20.0, recorded_op=4.0, dropped_op=3.0, module_entry=2.0, hooked_save=2.0, replayed_op=5.0

@@ -18,11 +18,11 @@ from memfit.errors import InfeasibleBudgetError, InvalidParameterError
 from memfit.graph.model_profile import HostCosts, Link, ModelProfile
 from memfit.graph.plan import Decision, Plan
 from memfit.layers.strategies import Full
-from memfit.planning.offload_rules import Offloading
-from memfit.planning.offloadable import held_by, may_be_offloaded, most_offloaded_bytes
+from memfit.planning.offload.offloadable import held_by, may_be_offloaded, most_offloaded_bytes
 from memfit.planning.planner import frontier, plan
-from memfit.planning.simulator import judged, simulate
+from memfit.planning.simulate.simulator import judged, simulate
 from memfit.planning.step import Step
+from memfit.planning.step.offload_rules import Offloading
 
 MIB, GIB = 2**20, 2**30
 LINK = Link(out_bytes_per_second=50e9, back_bytes_per_second=50e9, seconds_per_copy=1e-5, host_free_bytes=64 * GIB)
@@ -210,7 +210,7 @@ def test_no_plan_at_all_is_faster_than_the_gap_allows(profile: ModelProfile, dat
     link = Link(rate, rate, 0.0, 1000, host_seconds=0.5)
     profile = replace(profile, link=link, unthrottled_share=unthrottled_share, host=data.draw(st.sampled_from(hosts)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memfit.planning.offloadable.SMALLEST_OFFLOADED_BYTES", 1)
+        patch.setattr("memfit.planning.offload.offloadable.SMALLEST_OFFLOADED_BYTES", 1)
         step = Step(profile)
         every_plan = []
         for wanted in subsets(step.plannable):

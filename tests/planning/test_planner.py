@@ -26,10 +26,10 @@ from memfit.layers.strategies import (
     Selective,
     SqrtLayers,
 )
-from memfit.planning.known_rules import known_rules
+from memfit.planning.candidates.known_rules import known_rules
 from memfit.planning.planner import frontier, plan
 from memfit.planning.search import explored
-from memfit.planning.simulator import judged, simulate
+from memfit.planning.simulate.simulator import judged, simulate
 from memfit.planning.step import Step
 
 GIB = 2**30

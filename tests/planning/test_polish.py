@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tests.planning.drawn_profiles import drawn_profiles
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.polish import polished
-from memfit.planning.simulator import judged
+from memfit.planning.candidates.polish import polished
+from memfit.planning.candidates.trade_off import Candidate, TradeOff
+from memfit.planning.simulate.simulator import judged
 from memfit.planning.step import Step
-from memfit.planning.trade_off import Candidate, TradeOff
 
 
 @settings(max_examples=80, deadline=None)

@@ -8,13 +8,13 @@ from tests.planning.brute_force import all_judgements
 from tests.planning.drawn_profiles import drawn_profiles
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.bound import least_live_peak, single_time_lines
-from memfit.planning.refinement import refined
-from memfit.planning.replay_program import ReplayProgram
-from memfit.planning.replay_rows import Program
-from memfit.planning.simulator import Judgement
+from memfit.planning.bounds.bound import least_live_peak, single_time_lines
+from memfit.planning.bounds.refinement import refined
+from memfit.planning.bounds.replay_program import ReplayProgram
+from memfit.planning.bounds.replay_rows import Program
+from memfit.planning.candidates.trade_off import TradeOff
+from memfit.planning.simulate.simulator import Judgement
 from memfit.planning.step import Step
-from memfit.planning.trade_off import TradeOff
 
 
 def some_program(model: ReplayProgram, data: st.DataObject) -> Program:

@@ -9,10 +9,10 @@ from tests.planning.drawn_profiles import drawn_profiles
 from tests.planning.reference_engine import ReferenceEngine
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.offload_rules import Offloading
-from memfit.planning.offloadable import held_by, may_be_offloaded
-from memfit.planning.simulator import judged, simulate, simulated
+from memfit.planning.offload.offloadable import held_by, may_be_offloaded
+from memfit.planning.simulate.simulator import judged, simulate, simulated
 from memfit.planning.step import Step
+from memfit.planning.step.offload_rules import Offloading
 
 
 @settings(max_examples=300, deadline=None)
@@ -52,7 +52,7 @@ def test_it_agrees_where_values_are_offloaded_too(profile: ModelProfile, data: s
     percent = data.draw(st.sampled_from((0, 30, 70)))
     recomputed = step.recomputed_of({value for value in step.plannable if data.draw(st.integers(1, 100)) <= percent})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memfit.planning.offloadable.SMALLEST_OFFLOADED_BYTES", 1)
+        patch.setattr("memfit.planning.offload.offloadable.SMALLEST_OFFLOADED_BYTES", 1)
         eligible = may_be_offloaded(step)
     held = held_by(step, frozenset(recomputed), eligible)
     offloading = Offloading(

@@ -10,13 +10,13 @@ from tests.planning.drawn_profiles import drawn_profiles
 from tests.planning.model_families import resnet
 
 from memfit.graph.model_profile import Link, ModelProfile
-from memfit.planning.block_values import BlockValues
-from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
-from memfit.planning.offloadable import held_by, may_be_offloaded
-from memfit.planning.simulator import absences, judged
+from memfit.planning.candidates.stuffing import Judge, stuffed, stuffed_at_budgets
+from memfit.planning.candidates.trade_off import Candidate
+from memfit.planning.offload.offloadable import held_by, may_be_offloaded
+from memfit.planning.simulate.simulator import absences, judged
 from memfit.planning.step import Step
-from memfit.planning.stuffing import Judge, stuffed, stuffed_at_budgets
-from memfit.planning.trade_off import Candidate
+from memfit.planning.step.block_values import BlockValues
+from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
 
 LINK = Link(out_bytes_per_second=8.0, back_bytes_per_second=8.0, seconds_per_copy=0.01, host_free_bytes=2**30)
 

@@ -9,9 +9,9 @@ from tests.planning import model_families
 
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase
 from memfit.planning import search
-from memfit.planning.simulator import simulated
+from memfit.planning.candidates.trade_off import TradeOff
+from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
-from memfit.planning.trade_off import TradeOff
 
 
 def launch_bound(profile: ModelProfile) -> ModelProfile:
@@ -65,6 +65,6 @@ def test_a_step_that_is_too_large_for_a_round_is_left_alone(monkeypatch: pytest.
     trade_off = TradeOff(Step(launch_bound(model_families.resnet())))
     trade_off.add(set())
     before = trade_off.frontier()
-    monkeypatch.setattr("memfit.planning.thinning._EFFORT_OPS", 1000)
+    monkeypatch.setattr("memfit.planning.candidates.thinning._EFFORT_OPS", 1000)
     search.thin(trade_off)
     assert trade_off.frontier() == before

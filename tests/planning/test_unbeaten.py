@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memfit.planning.unbeaten as module
-from memfit.planning.unbeaten import unbeaten
+import memfit.planning.dp.unbeaten as module
+from memfit.planning.dp.unbeaten import unbeaten
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,9 +6,9 @@ from collections.abc import Set
 
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Decision, FrontierPoint, Plan
-from memfit.planning.offload_rules import Offloading
-from memfit.planning.simulator import simulated
+from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
+from memfit.planning.step.offload_rules import Offloading
 
 
 def point_recomputing(

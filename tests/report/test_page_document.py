@@ -17,7 +17,7 @@ from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import Link, ModelProfile
 from memfit.graph.plan import Decision, FrontierPoint
 from memfit.planning.planner import frontier
-from memfit.planning.simulator import simulate
+from memfit.planning.simulate.simulator import simulate
 from memfit.planning.step import Step
 from memfit.report.page import page_text
 from memfit.report.page_data import Mark, ReportData

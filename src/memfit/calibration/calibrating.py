@@ -11,7 +11,7 @@ from memfit.capture.real_step import CapturedStep
 from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import ModelProfile, RecordedValue
-from memfit.planning.counted_peaks import counted_plain_peak_bytes
+from memfit.planning.simulate.counted_peaks import counted_plain_peak_bytes
 from memfit.planning.step import Step
 
 UNACCOUNTED = "(memory that no op accounts for)"

@@ -19,9 +19,9 @@ from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import HOST_SECONDS, ModelProfile
 from memfit.graph.plan import Decision, Plan
 from memfit.planning.planner import plan_of_every_second_that_replays
-from memfit.planning.simulator import simulated
+from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
-from memfit.planning.step_time import Seconds, device_seconds, seconds_in_a_row
+from memfit.planning.step.step_time import Seconds, device_seconds, seconds_in_a_row
 from memfit.runtime.apply import Applied
 from memfit.runtime.native_tape import engine_name
 from memfit.runtime.tape_choice import TapeChoice

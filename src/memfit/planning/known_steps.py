@@ -14,13 +14,13 @@ from threading import Lock, RLock
 from typing import NamedTuple, TypeVar
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.counted_peaks import CountedPeaks
-from memfit.planning.offload_rules import NOTHING_OFFLOADED, Offloading
-from memfit.planning.offload_search import with_offloading
+from memfit.planning.candidates.trade_off import Candidate
+from memfit.planning.offload.offload_search import with_offloading
 from memfit.planning.search import Exploration, explored, with_least_peak
-from memfit.planning.simulator import Simulation, simulated
+from memfit.planning.simulate.counted_peaks import CountedPeaks
+from memfit.planning.simulate.simulator import Simulation, simulated
 from memfit.planning.step import Step
-from memfit.planning.trade_off import Candidate
+from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Found = TypeVar("_Found")

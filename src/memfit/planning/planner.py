@@ -11,8 +11,7 @@ from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.layers.checkpoint_plan import build_checkpoint_plan
 from memfit.layers.strategies import LayerStrategy, NoCheckpointing
-from memfit.planning.block_values import BlockValues
-from memfit.planning.bound import LowerBound
+from memfit.planning.bounds.bound import LowerBound
 from memfit.planning.budgets import (
     BudgetLike,
     HostBudgetLike,
@@ -20,12 +19,13 @@ from memfit.planning.budgets import (
     checked_host_budget,
     host_budget_in_bytes,
 )
+from memfit.planning.candidates.trade_off import Candidate
 from memfit.planning.forced import Forced, forced_values
 from memfit.planning.known_steps import KnownStep, known_step
-from memfit.planning.offloadable import host_bytes_of, most_offloaded_bytes
+from memfit.planning.offload.offloadable import host_bytes_of, most_offloaded_bytes
 from memfit.planning.search import Exploration
 from memfit.planning.step import Step
-from memfit.planning.trade_off import Candidate
+from memfit.planning.step.block_values import BlockValues
 from memfit.units import format_bytes
 from memfit.validation import whole_number
 

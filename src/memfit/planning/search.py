@@ -26,21 +26,21 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
-from memfit.planning.block_borders import bordered_choices
-from memfit.planning.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
-from memfit.planning.few_launches import choices_of_few_launches
-from memfit.planning.filling import fill
-from memfit.planning.known_rules import known_rules
-from memfit.planning.least_peak import least_peak
-from memfit.planning.min_cut import HoldOrReplay
-from memfit.planning.proofs import Proofs
-from memfit.planning.refinement import refined
+from memfit.planning.bounds.proofs import Proofs
+from memfit.planning.bounds.refinement import refined
+from memfit.planning.candidates.block_borders import bordered_choices
+from memfit.planning.candidates.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
+from memfit.planning.candidates.few_launches import choices_of_few_launches
+from memfit.planning.candidates.filling import fill
+from memfit.planning.candidates.known_rules import known_rules
+from memfit.planning.candidates.min_cut import HoldOrReplay
+from memfit.planning.candidates.stuffing import stuffed_at_budgets
+from memfit.planning.candidates.sweep import swept_cuts
+from memfit.planning.candidates.thinning import thin
+from memfit.planning.candidates.trade_off import Candidate, TradeOff
+from memfit.planning.dp.least_peak import least_peak
+from memfit.planning.dp.sweep_search import Sweeps
 from memfit.planning.step import Step
-from memfit.planning.stuffing import stuffed_at_budgets
-from memfit.planning.sweep import swept_cuts
-from memfit.planning.sweep_search import Sweeps
-from memfit.planning.thinning import thin
-from memfit.planning.trade_off import Candidate, TradeOff
 
 # How many cuts a step of one op could pay for; a step of 20,000 ops gets 20,000 times fewer, within the limits below.
 _EFFORT_OPS = 400_000

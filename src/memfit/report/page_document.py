@@ -11,9 +11,9 @@ import numpy as np
 from memfit.errors import InvalidParameterError
 from memfit.graph.names import is_within, parse_value_name
 from memfit.graph.plan import FrontierPoint
-from memfit.planning.simulator import simulated
+from memfit.planning.simulate.simulator import simulated
+from memfit.planning.simulate.walk import LiveBytes
 from memfit.planning.step import Bytes, Step
-from memfit.planning.walk import LiveBytes
 from memfit.report.page_data import ReportData
 from memfit.report.plan_effect import bytes_by_block, plan_effect
 

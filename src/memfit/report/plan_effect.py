@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from memfit.errors import InvalidParameterError
 from memfit.graph.plan import Decision, Plan
-from memfit.planning.offload_rules import Offloading
-from memfit.planning.simulator import Simulation, simulated
+from memfit.planning.simulate.simulator import Simulation, simulated
 from memfit.planning.step import Step
+from memfit.planning.step.offload_rules import Offloading
 
 
 class Outcome(StrEnum):

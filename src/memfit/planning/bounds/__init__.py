@@ -1,0 +1,1 @@
+"""Lower bounds on the overhead and on the peak of every plan."""

@@ -1,0 +1,1 @@
+"""Proposers of plans, and the pool of candidates that they add to."""

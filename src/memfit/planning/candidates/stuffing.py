@@ -1,0 +1,87 @@
+"""Saves what there is room for, in plans that leave memory unused.
+
+From what is live at each point of a step follows where there is room. What a plan drops is saved where it fits, the
+dearest for its size first: what runs again by the seconds of its op, what goes to the host by those of the link. One
+look at a plan tells that for all that it drops, so that hardly anything has to be tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from memfit.planning.candidates.trade_off import Candidate
+from memfit.planning.simulate.simulator import absences
+from memfit.planning.simulate.walk import RecipeRun
+from memfit.planning.step import Step
+from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
+
+# Judges a plan that recomputes these values, as far as the engine would, and offloads others.
+Judge = Callable[[frozenset[int], Offloading], Candidate]
+
+# How many budgets a step of one op could pay for, and how many there are at most.
+_EFFORT_OPS, _MOST_BUDGETS = 160_000, 128
+# What was saved lets others be let go of sooner, which makes room for more.
+_MOST_LOOKS = 3
+
+
+def stuffed_at_budgets(step: Step, judge: Judge, frontier: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Yield the plans of a frontier, fastest first, that fit each of many budgets, with what there is room for saved.
+
+    The budgets begin at the smallest peak, and are closer to each other there: that is where a byte costs the most.
+    """
+    num_budgets = min(_EFFORT_OPS // max(step.num_ops, 1), _MOST_BUDGETS)
+    high, low = frontier[0].peak_bytes, frontier[-1].peak_bytes
+    for budget_bytes in sorted({low + int((high - low) * (k / num_budgets) ** 1.5) for k in range(num_budgets)}):
+        fastest = next(plan for plan in frontier if plan.peak_bytes <= budget_bytes)
+        yield stuffed(step, judge, fastest, budget_bytes)
+
+
+def stuffed(step: Step, judge: Judge, plan: Candidate, budget_bytes: int) -> Candidate:
+    """Return ``plan``, or a faster one that saves more of what it drops and keeps within the budget."""
+    for _ in range(_MOST_LOOKS):
+        faster = _faster(judge, plan, _that_fit(step, plan, budget_bytes), budget_bytes)
+        if faster is None:
+            break
+        plan = faster
+    return plan
+
+
+def _that_fit(step: Step, plan: Candidate, budget_bytes: int) -> list[RecipeRun]:
+    """Return what there is room for, to all appearances, the dearest for its size first."""
+    memory_bytes, runs = absences(step, plan.recomputed, plan.offloading)
+    room_bytes = budget_bytes - memory_bytes
+    seconds_per_byte_of_link = _seconds_per_byte_of_link(step)
+
+    def seconds_per_byte(run: RecipeRun) -> float:
+        if run.op is None:
+            return seconds_per_byte_of_link
+        return step.replay_seconds[run.op] / max(sum(absence.num_bytes for absence in run.absences), 1)
+
+    chosen = []
+    for run in sorted(runs, key=lambda run: (-seconds_per_byte(run), run.values)):
+        if all(room_bytes[begin:end].min() >= num_bytes for begin, end, num_bytes in run.absences):
+            chosen.append(run)
+            for begin, end, num_bytes in run.absences:
+                room_bytes[begin:end] -= num_bytes
+    return chosen
+
+
+def _seconds_per_byte_of_link(step: Step) -> float:
+    link = step.profile.link
+    return 0.0 if link is None else 1 / link.out_bytes_per_second + 1 / link.back_bytes_per_second
+
+
+def _faster(judge: Judge, plan: Candidate, runs: list[RecipeRun], budget_bytes: int) -> Candidate | None:
+    """Return a faster plan within the budget that saves the first of what fits: all of it, half of it, and so on.
+
+    Replays that start from what is saved now may hold it for longer than the plan's own did.
+    """
+    while runs:
+        saved = frozenset(value for run in runs for value in run.values)
+        sent = plan.offloading.values - saved
+        offloading = plan.offloading._replace(values=sent) if sent else NOTHING_OFFLOADED
+        tried = judge(plan.recomputed - saved, offloading)
+        if tried.peak_bytes <= budget_bytes and tried.added_seconds < plan.added_seconds:
+            return tried
+        runs = runs[: len(runs) // 2]
+    return None

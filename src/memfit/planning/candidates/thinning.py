@@ -1,0 +1,86 @@
+"""Plans that launch less, made from those that were found: for steps that wait for the host.
+
+There, a small value costs as much to drop and to bring back as a large one. So each plan is tried without the smallest
+values that it recomputes, without those of some blocks, and without all that it can do without at its own peak. Between
+two plans that follow each other on the frontier lie those that recompute what the one does and a part of what the other
+does. A few rounds of that, from plans spread over the memory, and little more is to be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from memfit.planning.candidates.trade_off import Candidate, TradeOff
+from memfit.planning.step.block_values import BlockValues
+
+# How many plans a step of one op could pay for; a round takes about a thousand, or fewer from fewer plans.
+_EFFORT_OPS = 8_000_000
+_NUM_ROUNDS = 3
+_NUM_PLANS = 17
+_NUM_PARTS = 8
+_NUM_CHUNKS = 24
+_TRIES_PER_PLAN = 3 * (_NUM_PARTS - 1) + _NUM_CHUNKS + 2 * (_NUM_PARTS - 1)
+
+
+def thin(trade_off: TradeOff) -> None:
+    """Add plans that launch less than the candidates do."""
+    num_tries = _EFFORT_OPS // max(trade_off.step.num_ops, 1)
+    num_plans = min(num_tries // (_NUM_ROUNDS * _TRIES_PER_PLAN), _NUM_PLANS)
+    if num_plans < 2:
+        return
+    thinner = _Thinner(trade_off)
+    for _ in range(_NUM_ROUNDS):
+        for plan in _spread(trade_off.frontier(), num_plans):
+            trade_off.add_all(thinner.without_parts(plan))
+            thinner.save_what_is_free(plan)
+        for larger, smaller in pairwise(_spread(trade_off.frontier(), num_plans)):
+            trade_off.add_all(thinner.between(larger, smaller))
+
+
+class _Thinner:
+    def __init__(self, trade_off: TradeOff) -> None:
+        self._trade_off = trade_off
+        self._step = trade_off.step
+        self._num_blocks = len(self._step.profile.blocks)
+        blocks = BlockValues(self._step)
+        self._made_before = [frozenset(blocks.made_in(range(number))) for number in range(self._num_blocks + 1)]
+
+    def without_parts(self, plan: Candidate) -> Iterator[frozenset[int]]:
+        """Yield the plan without its smallest values, and in the first or the last blocks only."""
+        smallest_first = self._smallest_first(plan.recomputed)
+        in_blocks = self._made_before[-1]
+        for part in range(1, _NUM_PARTS):
+            yield plan.recomputed.difference(smallest_first[: len(smallest_first) * part // _NUM_PARTS])
+            first = self._made_before[self._num_blocks * part // _NUM_PARTS]
+            yield plan.recomputed - first
+            yield plan.recomputed - (in_blocks - first)
+
+    def save_what_is_free(self, plan: Candidate) -> None:
+        """Save the smallest values, some at a time, wherever the peak does not become higher by it."""
+        best = plan
+        smallest_first = self._smallest_first(plan.recomputed)
+        starts = [len(smallest_first) * number // _NUM_CHUNKS for number in range(_NUM_CHUNKS + 1)]
+        for start, end in pairwise(starts):
+            chunk = smallest_first[start:end]
+            tried = self._trade_off.add(best.recomputed.difference(chunk))
+            if tried.peak_bytes <= plan.peak_bytes and tried.added_seconds <= best.added_seconds:
+                best = tried
+
+    def between(self, larger: Candidate, smaller: Candidate) -> Iterator[frozenset[int]]:
+        """Yield plans that recompute a part of what only the smaller plan does: its largest values, or its first."""
+        largest_first = self._smallest_first(smaller.recomputed - larger.recomputed)[::-1]
+        for values in (largest_first, sorted(largest_first)):
+            for part in range(1, _NUM_PARTS):
+                yield larger.recomputed.union(values[: len(values) * part // _NUM_PARTS])
+
+    def _smallest_first(self, values: frozenset[int]) -> list[int]:
+        return sorted(values, key=lambda value: (self._step.value_bytes[value], value))
+
+
+def _spread(frontier: Sequence[Candidate], num_plans: int) -> list[Candidate]:
+    """Return plans that are spread evenly over the memory, the largest and the smallest among them."""
+    high, low = frontier[0].peak_bytes, frontier[-1].peak_bytes
+    budgets = [high - (high - low) * number // (num_plans - 1) for number in range(num_plans)]
+    chosen = {next(place for place, plan in enumerate(frontier) if plan.peak_bytes <= budget) for budget in budgets}
+    return [frontier[place] for place in sorted(chosen)]

@@ -1,0 +1,1 @@
+"""A dynamic program over partial plans: smallest peaks, fast plans, and proofs of both."""

@@ -1,0 +1,1 @@
+"""Plans that offload values to the host."""

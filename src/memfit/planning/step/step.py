@@ -1,0 +1,172 @@
+"""A profile as the planner's inner loops want it: lists of numbers by index, looked up once and never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from memfit.graph.model_profile import ModelProfile, Phase, Replay, Save
+from memfit.planning.step.regions import Listeners
+from memfit.planning.step.step_time import StepTime
+
+Bytes = npt.NDArray[np.int64]
+
+NEVER = 2**60
+"""A time later than every op, for what is never read and never run."""
+
+
+class Step:
+    """The numbers of one profiled step. Lists are by value, op or storage index, as their names say; -1 is none.
+
+    Times are op indices. ``read_rank_of_value`` is the place of a value's first read among all reads of the step, which
+    happen in the order of the ops they precede; ``read_times`` turns a rank back into an op index.
+    ``natural_end_of_storage`` is until when a storage lives under every plan.
+    ``has_met_allocator`` says that the step ran on a device whose allocator counts more than these bytes.
+    ``content_end_of_value`` is the last op during which the value is what its storage holds and the engine still
+    listens.
+    """
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self.profile = profile
+        ops, values = profile.ops, profile.values
+        self.num_ops = len(ops)
+        self.op_inputs = [op.inputs for op in ops]
+        self.op_outputs = [tuple(output for output in op.outputs if output is not None) for op in ops]
+        self.op_seconds = [op.seconds for op in ops]
+        self.replay_seconds = [op.seconds if op.replay_seconds is None else op.replay_seconds for op in ops]
+        self.workspace_bytes: Bytes = np.array([op.workspace_bytes for op in ops], dtype=np.int64)
+        self.has_met_allocator = profile.device.startswith("cuda") and profile.host is not None
+        self.value_bytes = [value.num_bytes for value in values]
+        self.value_op = [-1 if value.op_index is None else value.op_index for value in values]
+        self.value_storage = [value.storage for value in values]
+        # What the loss saves is kept by autograd, whatever a plan says: the engine listens inside the model only.
+        heard = [tuple(save for save in value.saves if self._is_heard(save)) for value in values]
+        self.saves_of_value = heard
+        self.last_release_of_value = [max((save.released_after for save in saves), default=-1) for saves in heard]
+        self.kept_until_of_value = [
+            max((save.released_after for save in value.saves if not self._is_heard(save)), default=-1)
+            for value in values
+        ]
+        reads = sorted(
+            (save.read_before, save.read_place, index) for index, saves in enumerate(heard) for save in saves
+        )
+        self.read_times = [time for time, _, _ in reads]
+        self.read_rank_of_value = [NEVER] * len(values)
+        for rank in range(len(reads) - 1, -1, -1):
+            time, _, value = reads[rank]
+            if time < self.num_ops:
+                self.read_rank_of_value[value] = rank
+        self.num_saves_of_value = [len(saves) for saves in heard]
+        self._index_storages()
+        self._index_plain_step()
+        self._index_writes()
+
+    def _index_storages(self) -> None:
+        values = self.profile.values
+        num_storages = max(self.value_storage, default=-1) + 1
+        self.values_of_storage: list[list[int]] = [[] for _ in range(num_storages)]
+        self.storage_bytes = [0] * num_storages
+        self.storage_start = [NEVER] * num_storages
+        self.natural_end_of_storage = [-1] * num_storages
+        for index, value in enumerate(values):
+            storage = value.storage
+            self.values_of_storage[storage].append(index)
+            self.storage_bytes[storage] = max(self.storage_bytes[storage], self.value_bytes[index])
+            self.storage_start[storage] = min(self.storage_start[storage], self.value_op[index])
+            natural_end = self.num_ops if value.dies_after is None else max(value.dies_after, self.value_op[index])
+            natural_end = max(natural_end, self.kept_until_of_value[index])
+            self.natural_end_of_storage[storage] = max(self.natural_end_of_storage[storage], natural_end)
+        self.resident_bytes = sum(
+            num_bytes for num_bytes, start in zip(self.storage_bytes, self.storage_start, strict=True) if start < 0
+        )
+
+    def _index_plain_step(self) -> None:
+        """Note what comes and goes with each op when every value is saved; what outlives the step goes behind it."""
+        self.plain_end_of_storage = list(self.natural_end_of_storage)
+        for value, storage in enumerate(self.value_storage):
+            last_release = self.last_release_of_value[value]
+            self.plain_end_of_storage[storage] = max(self.plain_end_of_storage[storage], last_release)
+        self.made_bytes: Bytes = np.zeros(self.num_ops, dtype=np.int64)
+        self.freed_bytes: Bytes = np.zeros(self.num_ops + 1, dtype=np.int64)
+        for storage, start in enumerate(self.storage_start):
+            if 0 <= start < NEVER:
+                self.made_bytes[start] += self.storage_bytes[storage]
+                self.freed_bytes[self.plain_end_of_storage[storage]] += self.storage_bytes[storage]
+
+    def _index_writes(self) -> None:
+        """Note who writes over what, and until when the engine remembers the recipe of what lies in a storage."""
+        ops, values = self.profile.ops, self.profile.values
+        self.close_time = max((i for i, op in enumerate(ops) if op.module is not None), default=-1)
+        self.overwritten_at = [NEVER] * len(values)
+        # The value that an op rewrites in place and reads, whose buffer its replay may take over.
+        self.rewritten_input_of_op = [-1] * self.num_ops
+        for index, op in enumerate(ops):
+            if op.phase is not Phase.FORWARD:
+                continue
+            for value in op.rewrites:
+                self.overwritten_at[value] = min(self.overwritten_at[value], index)
+            if op.rewrites and op.rewrites[0] in op.inputs:
+                self.rewritten_input_of_op[index] = op.rewrites[0]
+        self.content_end_of_value = [
+            min(self.overwritten_at[i], self.natural_end_of_storage[value.storage], self.close_time)
+            for i, value in enumerate(values)
+        ]
+
+    @property
+    def last_time_before_reads(self) -> int:
+        """The last op before the backward pass reads anything: then all that is saved is held."""
+        return max(min(self.read_times, default=self.num_ops) - 1, 0)
+
+    @cached_property
+    def listeners(self) -> Listeners:
+        """Where the engine must listen for each plan."""
+        return Listeners(self.profile)
+
+    @cached_property
+    def time(self) -> StepTime:
+        """How long the step takes under each plan."""
+        return StepTime(self.profile, self.listeners)
+
+    @cached_property
+    def plannable(self) -> tuple[int, ...]:
+        """The values that were made inside the model, in the order in which they were."""
+        return tuple(
+            index for index, op in enumerate(self.value_op) if op >= 0 and self.profile.ops[op].module is not None
+        )
+
+    @cached_property
+    def may_be_recomputed(self) -> frozenset[int]:
+        """The plannable values that the engine can bring back, given what they were made from."""
+        return frozenset(index for index in self.plannable if self._comes_back(index))
+
+    def _comes_back(self, index: int) -> bool:
+        ops, value = self.profile.ops, self.profile.values[index]
+        op = ops[self.value_op[index]]
+        if op.replay is not Replay.YES or not value.replays_exactly:
+            return False
+        # Parts of one storage that are written and saved apart (an LSTM's gates, after unsafe_split) count versions
+        # apart too, and the engine, which goes by versions, keeps such a storage.
+        neighbours = self.values_of_storage[value.storage]
+        if any(self.saves_of_value[other] and self.overwritten_at[other] < NEVER for other in neighbours):
+            return False
+        # The engine gives a recipe to the first of several tensors that one op writes into.
+        return not op.rewrites or index == op.outputs[0]
+
+    def _is_heard(self, save: Save) -> bool:
+        return save.op_index is None or self.profile.ops[save.op_index].module is not None
+
+    def recomputed_of(self, wanted: Set[int]) -> set[int]:
+        """Return those of the ``wanted`` values that the engine really recomputes."""
+        recomputed = wanted & self.may_be_recomputed
+        if all(self.rewritten_input_of_op[self.value_op[index]] < 0 for index in recomputed):
+            return set(recomputed)
+        kept: set[int] = set()
+        for index in sorted(recomputed):
+            op = self.profile.ops[self.value_op[index]]
+            # An op that worked in place on something held would need a copy of that, no smaller than its result.
+            if not any(value in op.inputs and value not in kept for value in op.rewrites):
+                kept.add(index)
+        return kept

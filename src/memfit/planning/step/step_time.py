@@ -1,0 +1,112 @@
+"""How long a step takes under a plan, where the device computes and the host launches, and each may wait for the other.
+
+The device works off what the host has launched, in order. If the host needs F and B seconds to launch the forward and
+the backward pass, and the device f and b to compute them, a step in a row of them takes the longest of
+
+    f + b      the device is never kept waiting,
+    F + B      it waits all the time,
+    F + b      it waits until the forward pass is launched: only where the host cannot begin the step before the device
+               has ended the last one (`HostCosts.runs_ahead`).
+
+A plan adds its replays to b and to B, what listening costs to F and B, and what the device waits for copies to f and b:
+meanwhile the host goes on. Where host and device are one, or what the host spends was not measured, a plan adds the
+seconds of its replays and of that waiting, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from typing import NamedTuple
+
+from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp
+from memfit.planning.step.link_time import NO_WAITING, Waiting
+from memfit.planning.step.regions import Listeners, ListeningCost
+
+_NOTHING = ListeningCost(0.0, 0.0)
+
+
+class Seconds(NamedTuple):
+    """What the forward pass takes, and the rest of the step."""
+
+    forward: float
+    backward: float
+
+
+def device_seconds(ops: Iterable[RecordedOp]) -> Seconds:
+    """Return what the device computes for in a plain step."""
+    forward = backward = 0.0
+    for op in ops:
+        if op.phase is Phase.FORWARD:
+            forward += op.seconds
+        else:
+            backward += op.seconds
+    return Seconds(forward, backward)
+
+
+def seconds_in_a_row(host: Seconds, device: Seconds, *, runs_ahead: bool) -> float:
+    """Return what a step takes that the host needs ``host`` to launch and the device ``device`` to compute."""
+    first_wait = 0.0 if runs_ahead else host.forward + device.backward
+    return max(sum(device), sum(host), first_wait)
+
+
+class StepTime:
+    """Predicts, for one profiled step, the seconds that plans add to it."""
+
+    def __init__(self, profile: ModelProfile, listeners: Listeners) -> None:
+        self._host = profile.host
+        self._listeners = listeners
+        self._host_seconds_offloading = 0.0 if profile.link is None else profile.link.host_seconds
+        self._device = device_seconds(profile.ops)
+        self.launches_may_matter = self._launches_may_matter(profile)
+
+    @property
+    def plain_seconds(self) -> float:
+        """What a plain step takes by this reckoning."""
+        return sum(self._device) if self._host is None else self._of(_NOTHING, 0.0)
+
+    def added(
+        self,
+        dropped: Set[int],
+        num_runs: int,
+        replay_seconds: float,
+        num_offloaded: int = 0,
+        waiting: Waiting = NO_WAITING,
+    ) -> float:
+        """Return the seconds that the step takes longer when these values are dropped, and so many recipes run.
+
+        ``num_offloaded`` of the values go to the host, which has to send and to fetch them, and for which the device
+        may be ``waiting``.
+        """
+        if not self.launches_may_matter or not dropped:
+            return replay_seconds + sum(waiting)
+        forward, backward = self._listeners.cost_of(dropped, num_runs)
+        # About as long for sending as for fetching.
+        offloading = num_offloaded * self._host_seconds_offloading / 2
+        listening = ListeningCost(forward + offloading, backward + offloading)
+        return self._of(listening, replay_seconds, waiting) - self._of(_NOTHING, 0.0)
+
+    def at_least(self, replay_seconds: float) -> float:
+        """Return the seconds that a plan adds at least if its replays take at least ``replay_seconds``."""
+        if not self.launches_may_matter:
+            return replay_seconds
+        return self._of(_NOTHING, replay_seconds) - self._of(_NOTHING, 0.0)
+
+    def _of(self, listening: ListeningCost, replay_seconds: float, waiting: Waiting = NO_WAITING) -> float:
+        assert self._host is not None
+        host = Seconds(self._host.forward + listening.forward, self._host.backward + listening.backward)
+        device = Seconds(
+            self._device.forward + waiting.forward, self._device.backward + replay_seconds + waiting.backward
+        )
+        return seconds_in_a_row(host, device, runs_ahead=self._host.runs_ahead)
+
+    def _launches_may_matter(self, profile: ModelProfile) -> bool:
+        """Return whether some plan could keep the device waiting: the dearest listens everywhere and replays all."""
+        if self._host is None:
+            return False
+        forward = {
+            index
+            for index, value in enumerate(profile.values)
+            if value.op_index is not None and profile.ops[value.op_index].phase is Phase.FORWARD
+        }
+        dearest = self._listeners.cost_of(forward, len(profile.ops))
+        return self._of(dearest, 0.0) > sum(self._device)
