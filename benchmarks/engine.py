@@ -2,7 +2,7 @@
 
     python benchmarks/engine.py [--size gpu-bound|launch-bound|cpu] [--json results.json]
 
-Interleaved rounds: every way takes a few steps in turn, so that drift of the machine meets all of them alike. Times are
+Interleaved rounds: every method takes a few steps in turn, so that drift affects all of them alike. Times are
 medians over all rounds, with the spread from the first to the third quartile; a ratio is to the plain step of the same
 run. The activation peak is what the allocator (on the CPU: the ledger of live storages) saw above parameters and
 gradients.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from entrant import Way
+from entrant import Method
 from gpt import GPT, tokens
 from measuring import Row, as_data, machine, measure, print_rows
 from peers import eager_peers
@@ -46,14 +46,14 @@ EVERY_BLOCK = "torch: checkpoint every block"
 POINTWISE = ["blocks.*::aten.gelu", "blocks.*::aten.native_layer_norm"]
 
 
-def ways(model: GPT, batch: Tensor) -> dict[str, Way]:
+def methods(model: GPT, batch: Tensor) -> dict[str, Method]:
     profile = memfit.profile(model, batch)
     pointwise = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=POINTWISE)
     full = memfit.plan(profile, strategy=memfit.Full())
     peers = eager_peers(list(model.blocks))
     return {
         "plain": contextlib.nullcontext,
-        # Tells the spread between two equal ways, and whether the kernels themselves give the same bits twice.
+        # Tells the spread between two equal methods, and whether the kernels themselves give the same bits twice.
         "plain again": contextlib.nullcontext,
         "memfit: pointwise replayed": lambda: memfit.apply(model, pointwise),
         "memfit: blocks replayed": lambda: memfit.apply(model, full),
@@ -71,7 +71,7 @@ def run(size: Size, device: torch.device) -> list[Row]:
         return loss, loss
 
     return measure(
-        ways(model, batch),
+        methods(model, batch),
         output_and_loss,
         model,
         [batch],

@@ -2,19 +2,18 @@
 
     python benchmarks/frontier.py [MODEL ...] [--out DIR] [--compiled] [--small]
 
-For each eager way its peak is measured first, and memfit is given exactly that peak as its budget. memfit's own
-budgets are spread evenly from the peak of saving everything down to the smallest that it can meet. All ways then take
-steps in turn, round after round, and nobody waits for the GPU between the steps of one way; times are medians of CUDA
-events, peaks are the allocator's, ratios are to the plain step of the run. A way that raises is noted and left out.
-Meanwhile all threads are on one core of the host, or on two (--cores), that are kept awake, and where a step waits for
-the host, only those count in which nobody disturbed it (`quiet_host`); with --most-disturbed, a busy host is refused.
+The peak of each eager method of torch is measured first, and memfit is given exactly that peak as its budget. memfit's
+own budgets are spread evenly from the peak of saving everything down to the smallest feasible one. All methods are then
+timed in interleaved rounds, with steps launched back-to-back; times are medians of CUDA events, peaks are the
+allocator's, ratios are to the plain step of the run. A method that raises is noted and left out. Threads are pinned to
+one core of the host, or to two (--cores): one for forward passes, one for all other threads.
 
-Each model's results are written to DIR/MODEL.json as soon as they are there. With --compiled, torch.compile per block
-is measured instead, beside the plain step, into DIR/MODEL-compiled.json. With --strategies, the peers are memfit's own
-layer strategies, into DIR/MODEL-strategies.json; with --captured, steps are captured into CUDA graphs, into
-DIR/MODEL-captured.json. With --offloading, plans that may use the host's memory take part, and go with torch's ways
-into DIR/MODEL-offloading.json; with --offloading alone, no other plans do. With --small, the models are tiny and run on
-the CPU in a minute: to try the script, not to learn from the numbers.
+Each model's results are written to DIR/MODEL.json as soon as they are complete. With --compiled, torch.compile per
+block is measured instead, beside the plain step, into DIR/MODEL-compiled.json. With --strategies, memfit's own layer
+strategies are the baselines, into DIR/MODEL-strategies.json; with --captured, steps are captured into CUDA graphs, into
+DIR/MODEL-captured.json. With --offloading, plans that may use the host's memory are measured too, and written with
+torch's methods into DIR/MODEL-offloading.json; with --offloading alone, no other plans are. With --small, the models
+are tiny and run on the CPU in a minute: to try the script, not for the numbers.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ import torch
 from frontier_captured import run_captured
 from frontier_models import SUBJECTS, Subject
 from frontier_plans import enter_plans, enter_strategies, groups_of_plans, plan_data
-from frontier_results import GIB, NEAR_THE_FLOOR, OFFLOADING, PLAIN, PLAIN_AGAIN, label_at
-from measuring import Race, host_held, machine, print_rows
+from frontier_results import GIB, OFFLOADING, PLAIN, PLAIN_AGAIN, REQUIRED_RATIOS, label_at
+from measuring import Race, machine, print_rows
 from peers import eager_peers, offloaded
-from quiet_host import QuietHost
+from pinning import pinned
 from rich.console import Console
 from rich.table import Table
 
@@ -56,25 +55,16 @@ _STEPS_ALONE_IN_A_ROUND = 2
 # Plain steps compared with a plain step, to know how far the kernels' own sums stray: about as many as there are plans,
 # for the largest of many draws is larger than that of few.
 _NUM_GRADIENT_REPEATS = 16
-# A host that launches a plain step in this share of its time keeps no device waiting, even at 1.7 times as slow and
-# with half as much again to launch. Where it takes longer, it matters who disturbs it.
-_FAST_HOST = 0.4
-# The exit status where the host is busier than it may be.
-_TOO_BUSY = 3
 
 
-def run(
-    name: str, subject: Subject, options: argparse.Namespace, begin: float, host: QuietHost | None
-) -> dict[str | None, dict[str, Any]]:
-    """Measure all ways on one model, and return the results by group. ``begin`` is when building it began."""
+def run(name: str, subject: Subject, options: argparse.Namespace, begin: float) -> dict[str | None, dict[str, Any]]:
+    """Measure all methods on one model, and return the results by group. ``begin`` is when building it began."""
     model = subject.model
     clock = _Clock(begin)
     clock.lap("building")
     race = Race(model, subject.output_and_loss, subject.tensors(), keep_gradients=False)
     race.enter(PLAIN, contextlib.nullcontext)
     model.zero_grad()
-    if host is not None:
-        host.settle()
     profile = memfit.profile(model, subject.batch)
     profiling_seconds = clock.lap("profiling")
     print(f"{name}: {len(profile.ops)} ops profiled in {profiling_seconds:.1f} s", flush=True)
@@ -86,7 +76,7 @@ def run(
         peaks = enter_strategies(race, model, profile)
     else:
         peers = eager_peers(subject.blocks) | dict(subject.switch)
-        peaks = {peer: race.enter(peer, way) for peer, way in peers.items() if peer not in options.without}
+        peaks = {peer: race.enter(peer, method) for peer, method in peers.items() if peer not in options.without}
         if OFFLOADING not in options.without:
             peaks[OFFLOADING] = race.enter(
                 OFFLOADING, lambda: offloaded(race.device), slow_limit_seconds=options.slow_limit_seconds
@@ -96,7 +86,7 @@ def run(
     for group, plans in planned.items():
         plans.add_at_peaks()
         if not options.strategies and not options.small:
-            for activations_gib in NEAR_THE_FLOOR.get(name, {}):
+            for activations_gib in REQUIRED_RATIOS.get(name, {}):
                 plans.add(label_at(activations_gib), race.bytes_before(PLAIN) + int(activations_gib * GIB))
         # Two groups in one run: the second has to do with about half as many, the middle among them.
         num_points = options.points // 2 + 1 if group is not None and None in planned else options.points
@@ -107,9 +97,6 @@ def run(
     clock.lap("peaks of memfit")
     race.compare_gradients(num_repeats=_NUM_GRADIENT_REPEATS)
     clock.lap("gradients")
-    costs = profile.host
-    if host is not None and costs is not None and costs.forward + costs.backward > _FAST_HOST * profile.step_seconds:
-        race.watch(host)
     num_rounds = race.run_rounds(
         options.rounds,
         steps_per_round=options.steps,
@@ -131,11 +118,7 @@ def run(
         "kernel_noise": race.kernel_noise,
         "num_rounds": num_rounds,
         "seconds": clock.laps,
-        "num_cores": None if host is None else options.cores,
-        "disturbed_share": options.disturbed_share,
-        "host_slowness": race.host_slowness,
-        "least_look_seconds": race.least_look_seconds,
-        "steps": race.steps_in_words(),
+        "num_cores": None if race.device.type == "cpu" else options.cores,
     }
     return {group: plans.results(rows) | of_all_groups for group, plans in planned.items()}
 
@@ -197,7 +180,7 @@ def let_go(device: torch.device) -> None:
         torch._C._host_emptyCache()
 
 
-def run_and_write(name: str, device: torch.device, options: argparse.Namespace, host: QuietHost | None) -> None:
+def run_and_write(name: str, device: torch.device, options: argparse.Namespace) -> None:
     if options.compiled:
         # Here, because it brings in torch's compiler, for which the others need not wait.
         from frontier_compiled import compile_ahead, run_compiled
@@ -214,7 +197,7 @@ def run_and_write(name: str, device: torch.device, options: argparse.Namespace, 
     elif options.captured:
         of_groups = {"captured": run_captured(name, subject, options.points, num_steps, plan_data)}
     else:
-        of_groups = run(name, subject, options, begin, host)
+        of_groups = run(name, subject, options, begin)
     for group, results in of_groups.items():
         if "plans" in results:
             print_predictions(results)
@@ -249,7 +232,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU, to try the script")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, help="timed steps of each way in a round (default: for 0.4 s, at least 2)")
+    parser.add_argument(
+        "--steps", type=int, help="timed steps of each method in a round (default: for 0.4 s, at least 2)"
+    )
     parser.add_argument("--points", type=int, default=9, help="memfit's own budgets; an odd number has the middle")
     parser.add_argument(
         "--seconds",
@@ -261,21 +246,14 @@ def main(arguments: list[str] | None = None) -> int:
         "--slow-limit-seconds",
         type=float,
         default=5.0,
-        help="a slow way (save_on_cpu) whose first step takes longer is not timed (default: 5)",
+        help="a slow method (save_on_cpu) whose first step takes longer is not timed (default: 5)",
     )
     parser.add_argument(
         "--cores",
         type=int,
         choices=(1, 2),
         default=2,
-        help="of the host: one for all threads, or one for forward and one for backward passes (default: 2)",
-    )
-    parser.add_argument(
-        "--most-disturbed",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="measure nothing where somebody else is at work in a larger share of looks at the host (default: 1)",
+        help="cores of the host to pin to: one for all threads, or a second for backward passes (default: 2)",
     )
     parser.add_argument("--without", action="append", default=[], metavar="WAY", help="leave out a peer, by its name")
     parser.add_argument(
@@ -311,26 +289,19 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(1)
     if options.compiled:
         # The compiler has processes of its own, and takes minutes on all cores.
-        return measure_models(device, options, None)
-    with host_held(device, options.cores) as host:
-        options.disturbed_share = None if host is None else host.disturbed_share()
-    if options.disturbed_share is not None:
-        print(f"somebody else is at work in {options.disturbed_share:.0%} of the looks at this host", flush=True)
-        if options.disturbed_share > options.most_disturbed:
-            print(f"not measured: --most-disturbed is {options.most_disturbed:.0%}", flush=True)
-            return _TOO_BUSY
-    # Builds the engine, if need be, while there are many cores.
+        return measure_models(device, options)
+    # Build the engine, if need be, before the process is pinned.
     engine_name()
-    with host_held(device, options.cores) as host:
-        return measure_models(device, options, host)
+    with pinned(device, options.cores):
+        return measure_models(device, options)
 
 
-def measure_models(device: torch.device, options: argparse.Namespace, host: QuietHost | None) -> int:
+def measure_models(device: torch.device, options: argparse.Namespace) -> int:
     """Measure one model after the other; return the exit status."""
     failed = []
     for name in options.models or SUBJECTS:
         try:
-            run_and_write(name, device, options, host)
+            run_and_write(name, device, options)
         except ModuleNotFoundError as error:
             print(f"{name}: left out, {error.name} is not installed", flush=True)
         except Exception:

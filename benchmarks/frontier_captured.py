@@ -23,19 +23,19 @@ from memfit.units import format_bytes
 def run_captured(
     name: str, subject: Subject, num_points: int, num_steps: int, data_of: Callable[..., dict[str, Any]]
 ) -> dict[str, Any]:
-    """Measure the plain step, torch's ways and memfit's plans; ``data_of`` describes a plan beside the rows."""
+    """Measure the plain step, torch's methods and memfit's plans; ``data_of`` describes a plan beside the rows."""
     model = subject.model
     race = Race(model, subject.output_and_loss, subject.tensors(), keep_gradients=False)
     reference = race.host_gradients()
     model.zero_grad()
     profile = memfit.profile(model, subject.batch).for_cuda_graph()
 
-    def run(label: str, way: Any) -> int | None:
-        return race.run_captured(label, way, num_steps=num_steps, reference=reference)
+    def run(label: str, method: Any) -> int | None:
+        return race.run_captured(label, method, num_steps=num_steps, reference=reference)
 
     run("plain", contextlib.nullcontext)
     peers = eager_peers(subject.blocks, preserve_rng_state=False)
-    peaks = {peer: run(peer, way) for peer, way in peers.items()}
+    peaks = {peer: run(peer, method) for peer, method in peers.items()}
     begin = time.perf_counter()
     largest, *_, smallest = (point.peak_bytes for point in memfit.frontier(profile, points=2))
     budgets = [largest - (largest - smallest) * number // (num_points - 1) for number in range(num_points)]

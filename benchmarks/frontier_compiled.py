@@ -98,11 +98,11 @@ def compiled(blocks: Sequence[nn.Module], budget: float) -> Iterator[None]:
 
 
 def _within(
-    seconds: float, way: Callable[[], contextlib.AbstractContextManager[None]]
+    seconds: float, method: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> Callable[[], contextlib.AbstractContextManager[None]]:
     @contextmanager
     def limited() -> Iterator[None]:
-        with time_limit(seconds), way():
+        with time_limit(seconds), method():
             yield
 
     return limited

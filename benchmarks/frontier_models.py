@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from entrant import Way
+from entrant import Method
 from gpt import GPT, tokens
 from peers import timm_switch, transformers_switch
 from torch import Tensor, nn
@@ -21,15 +21,15 @@ _CUDA = torch.device("cuda")
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and a batch as memfit takes them, and the blocks that other ways put their checkpoints around.
+    """A model and a batch as memfit takes them, and the blocks that other methods put their checkpoints around.
 
-    The model returns its loss, or an output that has one. ``switch`` is its framework's own way to checkpoint, by name.
+    The model returns its loss, or an output that has one. ``switch`` is its framework's own checkpointing.
     """
 
     model: nn.Module
     batch: Any
     blocks: Sequence[nn.Module]
-    switch: Mapping[str, Way] = field(default_factory=dict)
+    switch: Mapping[str, Method] = field(default_factory=dict)
 
     def output_and_loss(self) -> tuple[Any, Tensor]:
         """Run the forward pass."""
@@ -154,7 +154,7 @@ class AutocastClassifier(nn.Module):
 
 
 class UNet(nn.Module):
-    """Four levels of double convolutions with group norm, and skips from each way down to the way up."""
+    """Four levels of double convolutions with group norm, and skip connections between equal levels."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()

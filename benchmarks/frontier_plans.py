@@ -34,7 +34,7 @@ def groups_of_plans(
         return {None: Plans(profile, peaks, host_budget=0)}
     groups: dict[str | None, Plans] = {}
     if options.offloading != "alone":
-        # No recomputation reaches the memory of a way that offloads.
+        # No recomputation reaches the memory of a method that offloads.
         recomputing = {peer: peak_bytes for peer, peak_bytes in peaks.items() if peer != OFFLOADING}
         groups[None] = Plans(profile, recomputing, host_budget=0)
     # On the CPU, where the script is only tried, there is nowhere to offload to.
@@ -101,7 +101,7 @@ class Plans:
     def results(self, rows: list[Row]) -> dict[str, Any]:
         """Return what is known of this group, with the rows of its plans, its peers and the plain step."""
         own = {PLAIN, PLAIN_AGAIN, *self._peaks, *(f"{label}{self.suffix}" for label in self.plans)}
-        shown = [self._without_suffix(row) for row in rows if row.way in own]
+        shown = [self._without_suffix(row) for row in rows if row.method in own]
         return {
             "rows": as_data(shown),
             "plans": {label: plan_data(plan, label, shown) for label, plan in self.plans.items()},
@@ -112,7 +112,7 @@ class Plans:
 
     def _without_suffix(self, row: Row) -> Row:
         same_as = None if row.same_as is None else row.same_as.removesuffix(self.suffix)
-        return replace(row, way=row.way.removesuffix(self.suffix), same_as=same_as)
+        return replace(row, method=row.method.removesuffix(self.suffix), same_as=same_as)
 
 
 def enter_plans(race: Race, model: torch.nn.Module, plans: Plans) -> None:
@@ -158,7 +158,7 @@ def enter_strategies(race: Race, model: torch.nn.Module, profile: memfit.ModelPr
 
 
 def plan_data(plan: memfit.Plan, label: str, rows: list[Row]) -> dict[str, Any]:
-    measured = next(row for row in rows if row.way == label)
+    measured = next(row for row in rows if row.method == label)
     return {
         "budget_bytes": plan.budget_bytes,
         "predicted_peak_bytes": plan.predicted_peak_bytes,

@@ -54,13 +54,15 @@ def draw(model: ModelResult) -> Figure:
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     plain, own = model.plain, [row for row in model.memfit_rows(own_only=True) if row.same_as != "plain"]
-    at_peaks = [row for row in model.memfit_rows() if row.way not in {mine.same_as or mine.way for mine in own}]
+    at_peaks = [row for row in model.memfit_rows() if row.method not in {mine.same_as or mine.method for mine in own}]
     peers = [row for row in model.peers() if row.is_measured]
-    compiled = {way: row for way, row in model.compiled.items() if row.is_measured and way.startswith("torch.compile")}
+    compiled = {
+        method: row for method, row in model.compiled.items() if row.is_measured and method.startswith("torch.compile")
+    }
     host = [] if model.offloading is None else [row for row in model.offloading.memfit_rows() if not row.same_as]
     if model.offloading is not None:
         # Only there is torch's own offloading among the peers.
-        peers += [row for row in model.offloading.peers() if row.way == SAVE_ON_CPU and row.is_measured]
+        peers += [row for row in model.offloading.peers() if row.method == SAVE_ON_CPU and row.is_measured]
     top = _upper_edge([plain, *own, *at_peaks], [*peers, *compiled.values()])
     line = [plain, *own]
     axes.plot([_gib(row) for row in line], [row.ratio for row in line], color=_MEMFIT, linewidth=1.8, zorder=2)
@@ -84,8 +86,8 @@ def draw(model: ModelResult) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     # Below the picture: wherever in it some model has points.
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=10)
-    labels = {_SHORT.get(row.way, row.way): row for row in peers}
-    labels |= {way.rpartition(" ")[2]: row for way, row in compiled.items()}
+    labels = {_SHORT.get(row.method, row.method): row for row in peers}
+    labels |= {method.rpartition(" ")[2]: row for method, row in compiled.items()}
     canvas.draw()
     _label(axes, canvas, labels, top, [plain, *own, *at_peaks, *host, *peers, *compiled.values()])
     return figure
@@ -145,7 +147,7 @@ def _label(axes: Axes, canvas: FigureCanvasAgg, labels: Mapping[str, Row], top: 
             textcoords="offset points",
             verticalalignment="center",
             fontsize=10.5,
-            color=_PEER if row.way in _SHORT else _COMPILED,
+            color=_PEER if row.method in _SHORT else _COMPILED,
             parse_math=False,
             annotation_clip=False,
             path_effects=[withStroke(linewidth=3, foreground="white")],

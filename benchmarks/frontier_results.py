@@ -19,7 +19,7 @@ SAME_PEAK = 0.001
 
 # What a step may take at so many GiB of activations, relative to the plain one: a little above the floor that the times
 # of single ops on an H200 set to recomputing.
-NEAR_THE_FLOOR: Mapping[str, Mapping[float, float]] = {
+REQUIRED_RATIOS: Mapping[str, Mapping[float, float]] = {
     "gpt-2048": {21.0: 1.03, 14.3: 1.11, 9.0: 1.17, 7.5: 1.195},
     "llama-2048": {18.6: 1.05, 10.1: 1.145, 8.1: 1.175},
     "llama-4096": {7.9: 1.04, 4.3: 1.155},
@@ -45,7 +45,7 @@ class PlanResult:
     host_bytes: int = 0
 
     @property
-    def forced_overhead(self) -> float:
+    def overhead_bound(self) -> float:
         """What any plan of that budget must recompute, at the profiled costs of ops: a proven lower bound."""
         return max(0.0, self.predicted_overhead - self.optimality_gap)
 
@@ -112,8 +112,10 @@ class ModelResult:
         return found if found is not None else min(plan.predicted_peak_bytes for plan in self.plans)
 
     def peers(self) -> list[Row]:
-        """Return the eager ways that memfit is measured against."""
-        return [row for way, row in self.rows.items() if way not in (PLAIN, PLAIN_AGAIN) and not _is_memfit(way)]
+        """Return the eager methods that memfit is measured against."""
+        return [
+            row for method, row in self.rows.items() if method not in (PLAIN, PLAIN_AGAIN) and not _is_memfit(method)
+        ]
 
     def memfit_at_peak_of(self, peer: str) -> Row | None:
         """Return memfit's row at the peak of ``peer``; None where there is none.
@@ -141,10 +143,10 @@ class ModelResult:
         """
         rows = [
             row
-            for way, row in self.rows.items()
-            if _is_memfit(way) and row.is_measured and not (own_only and _at_peak(way))
+            for method, row in self.rows.items()
+            if _is_memfit(method) and row.is_measured and not (own_only and _at_peak(method))
         ]
-        distinct = {(row.same_as or row.way): row for row in rows if own_only or row.same_as is None}
+        distinct = {(row.same_as or row.method): row for row in rows if own_only or row.same_as is None}
         return sorted(distinct.values(), key=lambda row: -row.activation_peak_bytes)
 
 
@@ -188,16 +190,16 @@ def _model(name: str, data: Mapping[str, Any]) -> ModelResult:
 
 
 def _rows(data: Iterable[Mapping[str, Any]]) -> dict[str, Row]:
-    return {row["way"]: Row.from_data(row) for row in data}
+    return {row["method"]: Row.from_data(row) for row in data}
 
 
 def _label_at_peak_of(peer: str) -> str:
     return f"memfit at the peak of ({peer})"
 
 
-def _is_memfit(way: str) -> bool:
-    return way.startswith("memfit ")
+def _is_memfit(method: str) -> bool:
+    return method.startswith("memfit ")
 
 
-def _at_peak(way: str) -> bool:
-    return way.startswith("memfit at the peak of ")
+def _at_peak(method: str) -> bool:
+    return method.startswith("memfit at the peak of ")

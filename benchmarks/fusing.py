@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from frontier_models import SUBJECTS, Subject
 from measuring import machine
-from quiet_host import QuietHost
+from pinning import pinned
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -151,7 +151,9 @@ def measured_model(name: str, num_rounds: int, profiles: Path | None) -> dict[st
             with op_by_op():
                 one_by_one.append(step_ms(subject))
             at_once.append(step_ms(subject))
-    ratios = [[planned / base for planned, base in zip(ways, plain, strict=True)] for ways in (one_by_one, at_once)]
+    ratios = [
+        [planned / base for planned, base in zip(methods, plain, strict=True)] for methods in (one_by_one, at_once)
+    ]
     return {
         "model": name,
         "plain_ms": median(plain),
@@ -183,15 +185,15 @@ def main() -> None:
     results: dict[str, Any] = {"machine": machine(), "chains": list(measured_chains(options.rounds)), "models": []}
     table = Table("chain", "one by one us", "at once us", "at once TB/s", title=f"{ROWS} x {WIDTH}, {machine()}")
     for row in results["chains"]:
-        times = [spread(row[f"{way}_us"], row[f"{way}_quartiles_us"], 1) for way in ("one_by_one", "at_once")]
+        times = [spread(row[f"{method}_us"], row[f"{method}_quartiles_us"], 1) for method in ("one_by_one", "at_once")]
         table.add_row(row["chain"], *times, f"{row['bytes_per_second'] * 1e-12:.2f}")
     Console(width=120).print(table)
     table = Table("model", "plain ms", "half, one by one", "half, at once", "predicted", title=machine())
-    with QuietHost(2).held():
+    with pinned(torch.device("cuda")):
         for name in options.models:
             row = measured_model(name, options.rounds, options.profiles)
             results["models"].append(row)
-            ratios = [spread(row[way], row[f"{way}_quartiles"], 3) for way in ("one_by_one", "at_once")]
+            ratios = [spread(row[method], row[f"{method}_quartiles"], 3) for method in ("one_by_one", "at_once")]
             table.add_row(name, f"{row['plain_ms']:.1f}", *ratios, f"{row['predicted']:.3f}")
             gc.collect()
             torch.cuda.empty_cache()

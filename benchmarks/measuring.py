@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import gc
-import math
 import platform
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from entrant import Entrant, Way, limit_of_looks
+from entrant import Entrant, Method
 from gradients import compare, sums_in_a_fixed_order
-from quiet_host import QUIET, QuietHost
+from pinning import pinned
 from rich.console import Console
 from rich.table import Table
 from rounds import Stopwatch, run_rounds
 from rows import Row
-from timing import Step, TimedStep, seconds_in_a_row
+from timing import Step, seconds_in_a_row
 from torch import Tensor, nn
 
 import memfit
@@ -37,7 +34,7 @@ _FEWEST_REPEATS = 4
 
 
 class TimeLimitError(BaseException):
-    """A way took longer than it was given. No ``Exception``, so that nothing on the way up takes it for its own."""
+    """A method took longer than it was given. No ``Exception``, so that no caller in between handles it."""
 
 
 def training_step(model: nn.Module, output_and_loss: OutputAndLoss, keep_gradients: bool) -> Step:
@@ -74,14 +71,14 @@ class Race:
         self._step = training_step(model, output_and_loss, keep_gradients)
         self._entrants: dict[str, Entrant] = {}
         self._same_as: dict[str, str] = {}
-        self._stopwatch = Stopwatch(self._step, model, self.device)
+        self._stopwatch = Stopwatch(self._step, self.device)
 
-    def enter(self, name: str, way: Way, *, slow_limit_seconds: float | None = None) -> int | None:
-        """Let a way take part and return the peak of its step, or None where it raised.
+    def enter(self, name: str, method: Method, *, slow_limit_seconds: float | None = None) -> int | None:
+        """Let a method take part and return the peak of its step, or None where it raised.
 
-        With a ``slow_limit_seconds`` it is a slow way: it takes few steps, and if the first takes longer, no more.
+        With a ``slow_limit_seconds`` it is a slow method: it takes few steps, and if the first takes longer, no more.
         """
-        entrant = self._entrants[name] = Entrant(way, is_slow=slow_limit_seconds is not None)
+        entrant = self._entrants[name] = Entrant(method, is_slow=slow_limit_seconds is not None)
         begin = time.perf_counter()
         self._attempt(entrant, lambda: self._take_peak(entrant))
         seconds = time.perf_counter() - begin
@@ -90,7 +87,7 @@ class Race:
         return entrant.peak_bytes
 
     def bytes_before(self, name: str) -> int:
-        """Return what was there before the step of a way that did not raise."""
+        """Return what was there before the step of a method that did not raise."""
         entrant = self._entrants[name]
         assert entrant.peak_bytes is not None
         assert entrant.activation_peak_bytes is not None
@@ -100,26 +97,26 @@ class Race:
         """Let ``name`` have the results of ``same_as``, which does exactly the same."""
         self._same_as[name] = same_as
 
-    def run_alone(self, name: str, way: Way, *, num_steps: int, reference: Sequence[Tensor]) -> None:
-        """Take peak, gradients and times without leaving the way in between: for one that is dear to enter."""
-        entrant = self._entrants[name] = Entrant(way)
+    def run_alone(self, name: str, method: Method, *, num_steps: int, reference: Sequence[Tensor]) -> None:
+        """Take peak, gradients and times without leaving the method in between: for one that is dear to enter."""
+        entrant = self._entrants[name] = Entrant(method)
 
         def run() -> None:
             self._take_peak(entrant)
             entrant.gradient_error = compare(self._gradients_of_a_step(), reference)
-            entrant.steps = list(map(TimedStep, seconds_in_a_row(self._step, self.device, num_steps)))
+            entrant.seconds = seconds_in_a_row(self._step, self.device, num_steps)
 
         self._attempt(entrant, run)
 
-    def run_captured(self, name: str, way: Way, *, num_steps: int, reference: Sequence[Tensor]) -> int | None:
+    def run_captured(self, name: str, method: Method, *, num_steps: int, reference: Sequence[Tensor]) -> int | None:
         """Capture the step into a CUDA graph, and take its peak, its gradients and its times; return the peak."""
-        entrant = self._entrants[name] = Entrant(way)
+        entrant = self._entrants[name] = Entrant(method)
 
         def run() -> None:
             graph = self._captured(entrant)
             graph.replay()
             entrant.gradient_error = compare(self._gradients(), reference)
-            entrant.steps = list(map(TimedStep, seconds_in_a_row(graph.replay, self.device, num_steps)))
+            entrant.seconds = seconds_in_a_row(graph.replay, self.device, num_steps)
 
         self._attempt(entrant, run)
         self._let_go()
@@ -150,29 +147,29 @@ class Race:
         return [gradient.to("cpu", copy=True) for gradient in self._gradients_of_a_step()]
 
     def compare_gradients(self, *, num_repeats: int) -> None:
-        """Compare all with the first way's gradients, and that with itself ``num_repeats`` times.
+        """Compare all with the first method's gradients, and that with itself ``num_repeats`` times.
 
-        ``kernel_noise`` is how far the first way strays from itself as it trains. Where it does, or any other way does,
-        all are compared with kernels that sum in a fixed order, so that a way whose gradients differ can be told from
-        kernels that do; ``gradient_noise`` is how far the first way strays from itself then. Call it after the peaks
-        are taken, in which the reference must not be counted.
+        ``kernel_noise`` is how far the first method differs from itself from run to run. Where it or another does, all
+        are compared with kernels that sum in a fixed order, so that a method that changes gradients can be told from
+        kernels that are not reproducible; ``gradient_noise`` is how far the first method differs from itself then. Call
+        it after the peaks are taken, in which the reference must not be counted.
         """
         first, *others = self._entrants.values()
-        with first.way():
+        with first.method():
             self.kernel_noise = self._distance_between_steps(min(num_repeats, _FEWEST_REPEATS))
         first.gradient_error = 0.0
         # Kernels that stray now and then may have been of one mind in the few plain steps.
         if self.kernel_noise or not self._all_equal(others):
             with sums_in_a_fixed_order(self._step):
-                with first.way():
+                with first.method():
                     self.gradient_noise = self._distance_between_steps(num_repeats)
                 self._all_equal(others)
         again = self._entrants.get("plain again", first).gradient_error
         self.gradient_noise = max(self.gradient_noise, again or 0.0)
 
     def _all_equal(self, others: Sequence[Entrant]) -> bool:
-        """Compare the gradients of ``others`` with the first way's, and return whether all are equal, bit for bit."""
-        with next(iter(self._entrants.values())).way():
+        """Compare the gradients of ``others`` with the first method's; return whether all are bit-identical."""
+        with next(iter(self._entrants.values())).method():
             reference = [gradient.clone() for gradient in self._gradients_of_a_step()]
         for entrant in others:
             if entrant.error is None:
@@ -198,58 +195,33 @@ class Race:
         self._step()
         return self._gradients()
 
-    def watch(self, host: QuietHost) -> None:
-        """Count steps only while nobody disturbs the host, as far as there are such: for a device that waits for it."""
-        self._stopwatch.host = host
-
     def run_rounds(
         self, num_rounds: int, *, steps_per_round: int | None, fewest_rounds: int = 1, end_by: float | None = None
     ) -> int:
-        """Time all ways in turn, and return the number of rounds; see `rounds.run_rounds`."""
+        """Time all methods in turn, and return the number of rounds; see `rounds.run_rounds`."""
 
-        def take_turn(entrant: Entrant, limit_seconds: float) -> None:
-            self._attempt(entrant, lambda: self._stopwatch.time(entrant, steps_per_round, limit_seconds))
+        def take_turn(entrant: Entrant) -> None:
+            self._attempt(entrant, lambda: self._stopwatch.time(entrant, steps_per_round))
 
         return run_rounds(
             list(self._entrants.values()), take_turn, num_rounds, fewest_rounds=fewest_rounds, end_by=end_by
         )
 
-    @property
-    def host_slowness(self) -> float | None:
-        """How much longer than at its best the host may have taken in steps that count; None where nobody looked."""
-        host = self._stopwatch.host
-        return None if host is None else self._limit_of_looks() / host.least_seconds
-
-    @property
-    def least_look_seconds(self) -> float | None:
-        """What a look at the host took at its best, which tells hosts apart; None where nobody looked."""
-        return None if self._stopwatch.host is None else self._stopwatch.host.least_seconds
-
     def rows(self) -> list[Row]:
-        """Return what was measured, in the order in which the ways came."""
-        limit = self._limit_of_looks()
-        first = statistics.median(next(iter(self._entrants.values())).seconds(limit))
-        rows = {name: entrant.row(name, first, limit) for name, entrant in self._entrants.items()}
-        same = [replace(rows[other], way=name, same_as=other) for name, other in self._same_as.items()]
+        """Return what was measured, in the order in which the methods came."""
+        first = statistics.median(next(iter(self._entrants.values())).seconds)
+        rows = {name: entrant.row(name, first) for name, entrant in self._entrants.items()}
+        same = [replace(rows[other], method=name, same_as=other) for name, other in self._same_as.items()]
         return [*rows.values(), *same]
-
-    def steps_in_words(self) -> dict[str, str] | None:
-        """Return each step of each way, as "ms@how much slower than at its best the host was"; None if unwatched."""
-        host = self._stopwatch.host
-        return None if host is None else {n: e.steps_in_words(host.least_seconds) for n, e in self._entrants.items()}
-
-    def _limit_of_looks(self) -> float:
-        host = self._stopwatch.host
-        return math.inf if host is None else limit_of_looks(self._entrants.values(), QUIET * host.least_seconds)
 
     def _attempt(self, entrant: Entrant, run: Callable[[], _Result]) -> _Result | None:
         try:
-            with entrant.way():
+            with entrant.method():
                 return run()
         except (Exception, TimeLimitError) as error:
             entrant.error = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         if entrant is next(iter(self._entrants.values())):
-            raise RuntimeError(f"the way that all are compared with failed: {entrant.error}")
+            raise RuntimeError(f"the method that all are compared with failed: {entrant.error}")
         # Out of the except block, with which the traceback went that held the tensors of the failed step.
         self._let_go()
         return None
@@ -280,7 +252,7 @@ class Race:
 
 
 def measure(
-    ways: Mapping[str, Way],
+    methods: Mapping[str, Method],
     output_and_loss: OutputAndLoss,
     model: nn.Module,
     batch: Sequence[Tensor],
@@ -289,34 +261,18 @@ def measure(
     steps_per_round: int,
     keep_gradients: bool,
 ) -> list[Row]:
-    """Train in all ``ways`` in turn, round after round, and compare with the first of them. None may fail."""
+    """Train in all ``methods`` in turn, round after round, and compare with the first of them. None may fail."""
     race = Race(model, output_and_loss, batch, keep_gradients=keep_gradients)
-    for name, way in ways.items():
-        race.enter(name, way)
+    for name, method in methods.items():
+        race.enter(name, method)
     race.compare_gradients(num_repeats=0)
-    with host_held(race.device) as host:
-        if host is not None:
-            race.watch(host)
+    with pinned(race.device, num_cores=1):
         race.run_rounds(num_rounds, steps_per_round=steps_per_round)
     rows = race.rows()
-    failed = [f"{row.way}: {row.error}" for row in rows if row.error is not None]
+    failed = [f"{row.method}: {row.error}" for row in rows if row.error is not None]
     if failed:
         raise RuntimeError("; ".join(failed))
     return rows
-
-
-@contextmanager
-def host_held(device: torch.device, num_cores: int = 1) -> Iterator[QuietHost | None]:
-    """Hold all threads on so many cores of the host (`QuietHost`), where the platform knows how.
-
-    Not where the device is the host's CPU, which computes on all of its cores.
-    """
-    if device.type == "cpu" or sys.platform != "linux":
-        yield None
-        return
-    host = QuietHost(num_cores)
-    with host.held():
-        yield host
 
 
 def bytes_now(device: torch.device, held: Sequence[Tensor]) -> int:
@@ -332,9 +288,9 @@ def machine() -> str:
 
 
 def print_rows(title: str, rows: Sequence[Row]) -> None:
-    table = Table("way", "median ms", "quartiles", "ratio", "activations", "peak", "gradients", title=title)
+    table = Table("method", "median ms", "quartiles", "ratio", "activations", "peak", "gradients", title=title)
     for row in rows:
-        cells = [row.way]
+        cells = [row.method]
         if row.median_ms is None or row.quartiles_ms is None or row.ratio is None:
             cells += ["", row.error or "", ""]
         else:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from entrant import Way
+from entrant import Method
 from gpt import GPT, tokens
 from measuring import machine, measure, print_rows
 from peers import eager_peers
@@ -68,13 +68,13 @@ def measured_report(size: Size, device: torch.device) -> ReportData:
     batch = tokens(size.batch, size.length, device, size.vocabulary)
     profile = memfit.profile(model, batch)
     points = frontier(profile, points=32)
-    ways: dict[str, Way] = {"save everything": contextlib.nullcontext}
+    methods: dict[str, Method] = {"save everything": contextlib.nullcontext}
     for budget_bytes in three_budgets(points):
         plan = memfit.plan(profile, budget=budget_bytes)
-        ways[f"memfit at {format_bytes(budget_bytes)}"] = partial(memfit.apply, model, plan)
-    ways["torch checkpoint, every block"] = eager_peers(list(model.blocks))["torch: checkpoint every block"]
+        methods[f"memfit at {format_bytes(budget_bytes)}"] = partial(memfit.apply, model, plan)
+    methods["torch checkpoint, every block"] = eager_peers(list(model.blocks))["torch: checkpoint every block"]
     rows = measure(
-        ways,
+        methods,
         lambda: (loss := model(batch), loss),
         model,
         [batch],
@@ -84,7 +84,7 @@ def measured_report(size: Size, device: torch.device) -> ReportData:
     )
     print_rows(machine(), rows)
     notes = {True: "gradients equal, bit for bit", False: "gradients differ"}
-    measured = [Mark(row.way, row.peak_bytes, row.ratio - 1, True, notes[row.gradients_equal]) for row in rows[1:]]
+    measured = [Mark(row.method, row.peak_bytes, row.ratio - 1, True, notes[row.gradients_equal]) for row in rows[1:]]
     return ReportData(
         profile,
         points,

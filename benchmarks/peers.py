@@ -1,4 +1,4 @@
-"""The ways a user would pick instead of memfit: torch's own checkpointing, whole, in part, and selective; the switch
+"""The methods a user would pick instead of memfit: torch's own checkpointing, whole, in part, and selective; the switch
 that the model's framework has for it; and offloading to the host."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from entrant import Way
+from entrant import Method
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -29,25 +29,25 @@ _ATTENTION = {
 }
 
 
-def eager_peers(blocks: Sequence[nn.Module], **options: Any) -> dict[str, Way]:
-    """Return the eager ways, each around ``blocks``; ``options`` are torch's own."""
+def eager_peers(blocks: Sequence[nn.Module], **options: Any) -> dict[str, Method]:
+    """Return the eager methods, each around ``blocks``; ``options`` are torch's own."""
     selective = functools.partial(create_selective_checkpoint_contexts, _save_matmuls_and_attention)
 
-    def way(chosen: Sequence[nn.Module], **more: Any) -> Way:
+    def method(chosen: Sequence[nn.Module], **more: Any) -> Method:
         return lambda: checkpointed(chosen, **options, **more)
 
     return {
-        "torch: checkpoint every block": way(blocks),
-        "torch: checkpoint every 2nd block": way(blocks[::2]),
-        "torch: checkpoint every 3rd block": way(blocks[::3]),
-        "torch: checkpoint every 4th block": way(blocks[::4]),
-        "torch: selective, save matmuls + attention": way(blocks, context_fn=selective),
-        "torchtitan: selective, every 2nd matmul": way(blocks, context_fn=_save_every_second_matmul),
+        "torch: checkpoint every block": method(blocks),
+        "torch: checkpoint every 2nd block": method(blocks[::2]),
+        "torch: checkpoint every 3rd block": method(blocks[::3]),
+        "torch: checkpoint every 4th block": method(blocks[::4]),
+        "torch: selective, save matmuls + attention": method(blocks, context_fn=selective),
+        "torchtitan: selective, every 2nd matmul": method(blocks, context_fn=_save_every_second_matmul),
     }
 
 
 def offloaded(device: torch.device) -> AbstractContextManager[Any]:
-    """Return torch's offloading of everything that autograd saves. Every byte crosses the bus twice: a slow way."""
+    """Return torch's offloading of everything that autograd saves. Every byte crosses the bus twice: a slow method."""
     # Without an accelerator nothing can be pinned; there it only tries the code.
     return torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda")
 

@@ -62,7 +62,7 @@ def chain_of(num_ops: int):
 
 
 def plan_seconds(profile: memfit.ModelProfile) -> tuple[float, float, float]:
-    """Return the seconds of one plan half way between the parameters and the plain peak, and of one simulation.
+    """Return the seconds of one plan half method between the parameters and the plain peak, and of one simulation.
 
     And those that it takes to plan the same once more, with offloading.
     """
@@ -171,19 +171,19 @@ def main() -> None:
 
 
 def markdown(results: dict) -> str:
-    """Return the tables of docs/performance.md."""
+    """Return the tables of docs/results/planning.md."""
     lines = [f"{results['machine']}, SciPy {results['versions']['scipy']}.", ""]
     for label, rows in results["times"].items():
         cells = [
             [f"ops of a {label}", *(f"{row['num_ops']:,}" for row in rows)],
             ["plan() of a new profile", *(f"{row['plan_seconds']:.1f} s" for row in rows)],
-            ["where it may offload, on top", *(f"{row['offloading_seconds']:.1f} s" for row in rows)],
+            ["additional, where it may offload", *(f"{row['offloading_seconds']:.1f} s" for row in rows)],
         ]
         head, *body = ("| " + " | ".join(line) + " |" for line in cells)
         lines += [head, "|---|" + "---:|" * len(rows), *body, ""]
     num_points = max(len(row["points"]) for row in results["gaps"].values())
     lines += [
-        "| gap, from the largest peak to the smallest |" + " |" * num_points + " budgets between, on average |",
+        "| optimality gap, from the largest peak to the smallest |" + " |" * num_points + " mean over 64 budgets |",
         "|---|" + "---:|" * (num_points + 1),
         *(
             f"| {family} | "
@@ -192,7 +192,7 @@ def markdown(results: dict) -> str:
             for family, row in results["gaps"].items()
         ),
         "",
-        "| smallest peak | found | no plan has less than | above that | told after |",
+        "| smallest peak | found | lower bound | above that | seconds |",
         "|---|---:|---:|---:|---:|",
         *(
             f"| {family} | {format_bytes(row['minimum_bytes'])} | {format_bytes(row['proven_bytes'])} "

@@ -55,13 +55,13 @@ def main() -> None:
     num_ops = under_empty_mode()
     plain = best_microseconds(lambda: block(x))
     print(f"{machine()}: {num_ops} ops, plain {plain / num_ops:.1f} us each")
-    ways: dict[str, Callable[[], object]] = {
+    methods: dict[str, Callable[[], object]] = {
         "an empty dispatch mode": under_empty_mode,
         "the tape in Python, every value dropped": under(Tape),
     }
     if engine_name() == "C++":
-        ways["the tape in C++, every value dropped"] = under(new_tape)
-    for name, run in ways.items():
+        methods["the tape in C++, every value dropped"] = under(new_tape)
+    for name, run in methods.items():
         print(f"{name} adds {(best_microseconds(run) - plain) / num_ops:.1f} us per op")
 
 

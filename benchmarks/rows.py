@@ -1,4 +1,4 @@
-"""One measured way to run a step, as the results hold it. No torch: tables, marks and pictures are made anywhere."""
+"""One measured method of running a step, as the results hold it. No torch, so that tables are made anywhere."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """One way to run the step. ``ratio`` is to the first way of the same run; peaks are whole and above the model.
+    """A ``method`` of running the step. ``ratio`` is to the first one of the run; peaks are whole and above the model.
 
-    A way that raised, or was too slow to be timed, says so in ``error``; what it did not get to is None. ``same_as``
-    names the way whose measurement this is, where two ways do exactly the same. ``num_disturbed`` is how many of its
-    steps do not count, because the host was disturbed more than in those that all ways have.
+    For a method that raised, or was too slow to be timed, ``error`` says why; what was not measured is None.
+    ``same_as`` names the method whose measurement this is, where two methods do exactly the same.
     """
 
-    way: str
+    method: str
     median_ms: float | None = None
     quartiles_ms: tuple[float, float] | None = None
     ratio: float | None = None
@@ -25,7 +24,6 @@ class Row:
     gradients_equal: bool | None = None
     gradient_error: float | None = None
     num_timed_steps: int | None = None
-    num_disturbed: int | None = None
     error: str | None = None
     same_as: str | None = None
 
@@ -36,7 +34,7 @@ class Row:
 
     @property
     def quartile_ratios(self) -> tuple[float, float]:
-        """The quartiles relative to the first way of the run, as ``ratio`` is."""
+        """The quartiles relative to the first method of the run, as ``ratio`` is."""
         assert self.quartiles_ms is not None
         assert self.median_ms is not None
         assert self.ratio is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 import frontier
 import pytest
 import torch
-from frontier_marks import Verdict, marks_of, verdict_beside
+from frontier_criteria import Verdict, criteria_of, verdict_beside
 from frontier_results import ModelResult, load
 
 ROOT = Path(__file__).parents[2]
@@ -56,16 +56,16 @@ def group(model: ModelResult, request: pytest.FixtureRequest) -> ModelResult:
 
 
 def test_all_ways_are_measured_and_each_peer_has_memfit_beside_it(group: ModelResult) -> None:
-    assert [row.way for row in group.rows.values() if row.error is not None or not row.is_measured] == []
+    assert [row.method for row in group.rows.values() if row.error is not None or not row.is_measured] == []
     in_time = {Verdict.FASTER, Verdict.AS_FAST, Verdict.SLOWER}
     assert {verdict_beside(group, peer) for peer in group.peers()} <= in_time
-    assert all(group.is_planned_for_peak_of(peer.way) for peer in group.peers())
+    assert all(group.is_planned_for_peak_of(peer.method) for peer in group.peers())
 
 
 def test_offloading_is_beside_the_peer_that_does_the_same_and_in_the_same_run(model: ModelResult) -> None:
     assert model.offloading is not None
-    assert [row.way for row in model.peers()] == RECOMPUTING
-    assert [row.way for row in model.offloading.peers()] == [*RECOMPUTING, "torch: save_on_cpu"]
+    assert [row.method for row in model.peers()] == RECOMPUTING
+    assert [row.method for row in model.offloading.peers()] == [*RECOMPUTING, "torch: save_on_cpu"]
     assert model.offloading.plain == model.plain
     assert list(model.offloading.rows) != list(model.rows)
 
@@ -86,7 +86,7 @@ def test_peaks_on_a_cpu_are_predicted_to_the_byte_and_within_their_budgets(group
 def test_gradients_are_the_plain_steps(model: ModelResult) -> None:
     assert model.gradient_noise == 0.0
     assert all(row.gradients_equal for row in model.rows.values())
-    assert {mark.name: mark.is_met for mark in marks_of(model)}["gradients"] is True
+    assert {each.name: each.is_met for each in criteria_of(model)}["gradients"] is True
 
 
 def test_a_plan_that_saves_everything_is_measured_as_the_plain_step(model: ModelResult) -> None:

@@ -1,25 +1,25 @@
-"""How the benchmarks measure: ways that fail or are slow, time that runs out, and everything put back afterwards."""
+"""How the benchmarks measure: methods that fail or are slow, time that runs out, and everything put back afterwards."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import gc
+import os
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
-import frontier
 import pytest
 import torch
-from entrant import Entrant, limit_of_looks
 from frontier_compiled import compile_ahead, time_limit
 from frontier_models import SUBJECTS
 from gradients import compare, sums_in_a_fixed_order
 from measuring import Race, TimeLimitError, measure
 from peers import transformers_switch
-from quiet_host import QuietHost
-from timing import TimedStep
+from pinning import pinned
 from torch import Tensor, nn
 
 
@@ -155,109 +155,12 @@ def test_the_way_that_all_are_compared_with_takes_its_turn_again_between_the_oth
     assert [row.num_timed_steps for row in race.rows()] == [12] + [6] * 11
 
 
-def entrant_with(*looks: float | None, is_slow: bool = False, error: str | None = None) -> Entrant:
-    """Return one whose steps took 1 s, 2 s and so on."""
-    steps = [TimedStep(1.0 + number, look) for number, look in enumerate(looks)]
-    return Entrant(contextlib.nullcontext, is_slow=is_slow, steps=steps, error=error)
-
-
-@pytest.mark.parametrize(
-    ("entrants", "limit"),
-    [
-        pytest.param([entrant_with(1.0, 1.1, 1.2, 1.0, 1.1, 1.9)], 1.25, id="enough quiet ones"),
-        pytest.param([entrant_with(1.7, 1.1, 1.3, 1.4, 1.5, 1.6)], 1.6, id="the best five"),
-        pytest.param([entrant_with(1.7, 1.1)], 1.7, id="all there are"),
-        pytest.param([entrant_with(*[1.0] * 5), entrant_with(*[1.4] * 5)], 1.4, id="for all as for the worst"),
-        pytest.param([entrant_with(*[1.0] * 5), entrant_with(9.0, is_slow=True)], 1.25, id="but slow ways"),
-        pytest.param([entrant_with(*[1.0] * 5), entrant_with(9.0, error="failed")], 1.25, id="nor failed ones"),
-        pytest.param([entrant_with(None)], 1.25, id="nobody looked"),
-    ],
-)
-def test_steps_count_in_which_the_host_is_as_fast_as_it_can_be_for_all_ways(
-    entrants: list[Entrant], limit: float
-) -> None:
-    assert limit_of_looks(entrants, quiet_seconds=1.25) == limit
-
-
-def test_steps_that_were_disturbed_more_are_left_out() -> None:
-    row = entrant_with(1.2, 1.7, 1.1, 1.5).row("plain", first_seconds=2.0, limit=1.5)
-    assert (row.median_ms, row.ratio) == (3e3, 1.5)
-    assert (row.num_timed_steps, row.num_disturbed) == (3, 1)
-    # A slow way has no others.
-    row = entrant_with(1.7, 1.7).row("slow", first_seconds=2.0, limit=1.5)
-    assert (row.median_ms, row.num_timed_steps, row.num_disturbed) == (1.5e3, 2, 0)
-
-
-class Disturbed(QuietHost):
-    """Stands in for the host: how long looks at it take is told by how often one looked."""
-
-    def __init__(self, look: Callable[[int], float]) -> None:
-        super().__init__()
-        self.least_seconds = 1.0
-        self.num_looks = self.num_times_settled = 0
-        self._look = look
-
-    def look(self) -> float:
-        self.num_looks += 1
-        return self._look(self.num_looks)
-
-    def settle(self) -> None:
-        self.num_times_settled += 1
-
-
-@pytest.mark.parametrize(
-    ("look", "num_tries", "words"),
-    [
-        pytest.param(lambda look: 1.0, 1, ["1.00", "1.00", "1.00"], id="quiet"),
-        # A step is looked at four times, and where the next begins; there are one lead-in and three that are timed.
-        pytest.param(lambda look: 6.0 if look == 6 else 1.0, 2, ["2.00", *["1.00"] * 5], id="in the first"),
-        pytest.param(lambda look: 6.0 if look == 9 else 1.0, 2, ["2.00", "2.00", *["1.00"] * 4], id="in between"),
-        pytest.param(
-            lambda look: 6.0 if look == 17 else 1.0, 2, ["1.00", "1.00", "2.00", *["1.00"] * 3], id="at the end"
-        ),
-        pytest.param(lambda look: 6.0 if look < 5 else 1.0, 1, ["1.00", "1.00", "1.00"], id="before"),
-        pytest.param(lambda look: 2.0, 6, ["2.00"] * 18, id="always"),
-    ],
-)
-def test_steps_are_looked_at_from_within_and_timed_again_until_enough_were_quiet(
-    look: Callable[[int], float], num_tries: int, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rounds._LEAD_IN_SECONDS", 0.0)
-    host = Disturbed(look)
-    subject = Subject()
-    race = subject.race()
-    race.watch(host)
-    before = subject.num_passes
-    race.run_rounds(1, steps_per_round=3)
-    assert host.num_times_settled == num_tries
-    assert subject.num_passes == before + 4 * num_tries
-    assert host.num_looks == 17 * num_tries
-    steps = race.steps_in_words()
-    assert steps is not None
-    assert [step.partition("@")[2] for step in steps["plain"].split()] == words
-    # Five at least count, the best of them.
-    limit = 1.25 if words.count("1.00") in (3, 5) else 2.0
-    assert race.host_slowness == limit
-    (plain,) = race.rows()
-    assert plain.num_timed_steps == sum(float(word) <= limit for word in words)
-    assert not subject.model._forward_hooks
-    assert not subject.model.weight._post_accumulate_grad_hooks
-
-
-def test_after_its_limit_a_way_is_not_timed_again() -> None:
-    host = Disturbed(lambda look: 2.0)
-    race = Subject().race()
-    race.watch(host)
-    race.run_rounds(2, steps_per_round=1, end_by=time.perf_counter() - 1.0)
-    assert host.num_times_settled == 1
-
-
 def test_the_same_way_under_another_name_has_the_same_numbers() -> None:
     race = Subject().race()
     race.enter_as("also plain", "plain")
     race.run_rounds(1, steps_per_round=2)
     plain, same = race.rows()
-    assert (same.way, same.same_as) == ("also plain", "plain")
+    assert (same.method, same.same_as) == ("also plain", "plain")
     assert (same.median_ms, same.quartiles_ms, same.peak_bytes) == (
         plain.median_ms,
         plain.quartiles_ms,
@@ -299,7 +202,7 @@ class Straying(nn.Module):
     ("stray_steps", "kernel_noise"),
     [
         pytest.param(lambda number: number % 2 == 1, 0.5, id="in every second step"),
-        # Entering takes six steps, the plain steps three, the reference one, and the second way is next.
+        # Entering takes six steps, the plain steps three, the reference one, and the second method is next.
         pytest.param(lambda number: number == 11, 0.0, id="not in plain steps"),
         pytest.param(lambda number: False, 0.0, id="never"),
     ],
@@ -368,23 +271,25 @@ def test_the_switch_of_transformers_leaves_the_model_as_it_was() -> None:
     assert len(model.get_input_embeddings()._forward_hooks) == 0
 
 
-@pytest.mark.parametrize(("share", "most", "status"), [(0.5, "0.4", 3), (0.3, "0.4", 0), (0.9, "1.0", 0)])
-def test_on_a_host_that_is_busier_than_it_may_be_nothing_is_measured(
-    share: float, most: str, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Busy(QuietHost):
-        def disturbed_share(self, seconds: float = 3.0) -> float:
-            return share
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets threads be pinned one by one")
+def test_threads_are_pinned_while_a_gpu_is_measured_and_released_even_after_an_error() -> None:
+    before = os.sched_getaffinity(0)
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    assert thread.native_id is not None
 
-    measured: list[float] = []
+    def fail() -> None:
+        with pinned(torch.device("cuda")):
+            assert len(os.sched_getaffinity(0)) == 1
+            assert len(os.sched_getaffinity(thread.native_id)) == 1
+            raise ValueError("inside")
 
-    def measure_models(device: torch.device, options: argparse.Namespace, host: QuietHost | None) -> int:
-        assert isinstance(host, Busy)
-        measured.append(options.disturbed_share)
-        return 0
-
-    monkeypatch.setattr(frontier.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(frontier, "host_held", lambda device, num_cores: contextlib.nullcontext(Busy(num_cores)))
-    monkeypatch.setattr(frontier, "measure_models", measure_models)
-    assert frontier.main(["unet", "--most-disturbed", most]) == status
-    assert measured == ([] if status else [share])
+    try:
+        with pytest.raises(ValueError, match="inside"):
+            fail()
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(thread.native_id) == before
+        with pinned(torch.device("cpu")):
+            assert os.sched_getaffinity(0) == before
+    finally:
+        ended.set()

@@ -1,4 +1,4 @@
-"""The marks, the tables and the pictures of the frontier, on results made by hand."""
+"""The criteria, the tables and the pictures of the frontier, on results made by hand."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontier_marks import Mark, Verdict, compared, marks_of, verdict_beside
+from frontier_criteria import Criterion, Verdict, compared, criteria_of, verdict_beside
 from frontier_plots import draw
 from frontier_results import GIB, ModelResult, load
 from frontier_results import OFFLOADING as SAVE_ON_CPU
-from frontier_tables import BEGIN, END, markdown, replaced
+from frontier_tables import page_of
 from rows import Row
 
 EVERY_BLOCK = "torch: checkpoint every block"
@@ -20,18 +20,18 @@ SELECTIVE = "torch: selective, save matmuls + attention"
 MODEL_GIB = 1
 
 
-def row(way: str, ratio: float | None, gib: float, *, spread: float = 0.01, **more: Any) -> dict[str, Any]:
+def row(method: str, ratio: float | None, gib: float, *, spread: float = 0.01, **more: Any) -> dict[str, Any]:
     """A row of a 100 ms plain step whose quartiles lie ``spread`` of that around the median."""
     times = {}
     if ratio is not None:
         quartiles = [100 * (ratio - spread), 100 * (ratio + spread)]
         times = {"median_ms": 100 * ratio, "quartiles_ms": quartiles, "ratio": ratio}
     sizes = {"activation_peak_bytes": int(gib * GIB), "peak_bytes": int((gib + MODEL_GIB) * GIB)}
-    return {"way": way, "gradients_equal": True, "gradient_error": 0.0, **times, **sizes, **more}
+    return {"method": method, "gradients_equal": True, "gradient_error": 0.0, **times, **sizes, **more}
 
 
 def plan(measured: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A plan that foresaw exactly what was measured, with that peak as its budget."""
+    """A plan that predicted exactly what was measured, with that peak as its budget."""
     return {
         "budget_bytes": measured["peak_bytes"],
         "predicted_peak_bytes": measured["peak_bytes"],
@@ -43,9 +43,9 @@ def plan(measured: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def made(tmp_path: Path, *changed: dict[str, Any], plans: dict[str, Any] | None = None, **more: Any) -> ModelResult:
-    """A model that meets every mark, except for what is changed: rows by their way, plans by their label."""
+    """A model that meets every criterion, except for what is changed: rows by their method, plans by their label."""
     rows = {
-        entry["way"]: entry
+        entry["method"]: entry
         for entry in (
             row("plain", 1.0, 10.0),
             row("plain again", 1.005, 10.0),
@@ -57,10 +57,12 @@ def made(tmp_path: Path, *changed: dict[str, Any], plans: dict[str, Any] | None 
             row("memfit at 3.00 GiB", 1.25, 2.0),
         )
     }
-    rows |= {entry["way"]: entry for entry in changed}
+    rows |= {entry["method"]: entry for entry in changed}
     data = {
         "rows": list(rows.values()),
-        "plans": {way: plan(entry) for way, entry in rows.items() if way.startswith("memfit") and "ratio" in entry},
+        "plans": {
+            method: plan(entry) for method, entry in rows.items() if method.startswith("memfit") and "ratio" in entry
+        },
         "planning_seconds": {"frontier": 1.0, "one": 0.5},
         "profiling_seconds": 2.0,
         "num_ops": 7,
@@ -72,16 +74,16 @@ def made(tmp_path: Path, *changed: dict[str, Any], plans: dict[str, Any] | None 
     return model
 
 
-def mark(model: ModelResult, name: str) -> Mark:
-    return {mark.name: mark for mark in marks_of(model)}[name]
+def criterion(model: ModelResult, name: str) -> Criterion:
+    return {each.name: each for each in criteria_of(model)}[name]
 
 
 def test_what_meets_every_mark_is_said_to(tmp_path: Path) -> None:
-    marks = {mark.name: mark.is_met for mark in marks_of(made(tmp_path))}
-    assert marks.pop("strategies") is None
-    assert marks.pop("offloading") is None
-    assert marks.pop("floor") is None
-    assert list(marks.values()) == [True] * 6
+    found = {each.name: each.is_met for each in criteria_of(made(tmp_path))}
+    assert found.pop("strategies") is None
+    assert found.pop("offloading") is None
+    assert found.pop("lower bound") is None
+    assert list(found.values()) == [True] * 6
 
 
 @pytest.mark.parametrize(("ours", "is_met"), [(1.20, True), (1.40, False)])
@@ -95,9 +97,9 @@ def test_layer_strategies_are_a_group_of_their_own(tmp_path: Path, ours: float, 
     ]
     group = {"rows": rows, "plans": {}, "machine": "another machine", "versions": {}}
     model = made(tmp_path, strategies=group)
-    assert mark(model, "strategies").is_met is is_met
-    assert mark(model, "speed").is_met is True
-    assert f"| {label} | 1.300× | 3.0 | {ours:.3f}× | 3.0 | {'faster' if is_met else 'slower'} |" in markdown([model])
+    assert criterion(model, "strategies").is_met is is_met
+    assert criterion(model, "speed").is_met is True
+    assert f"| {label} | 1.300× | 3.0 | {ours:.3f}× | 3.0 | {'faster' if is_met else 'slower'} |" in page_of(model)
 
 
 @pytest.mark.parametrize(
@@ -111,18 +113,18 @@ def test_what_may_offload_is_a_group_of_its_own(tmp_path: Path, ours: float, pea
     planned = plan(measured, budget_bytes=4 * GIB, **foreseen)
     group = {"rows": rows, "plans": {label: planned}, "machine": "another machine", "versions": {}}
     model = made(tmp_path, offloading=group)
-    assert mark(model, "offloading").is_met is is_met
-    assert mark(model, "speed").is_met is True
-    page = markdown([model])
+    assert criterion(model, "offloading").is_met is is_met
+    assert criterion(model, "speed").is_met is True
+    page = page_of(model)
     assert f"| {SAVE_ON_CPU} | 5.000× | 3.0 | {ours:.3f}× | {peak:.1f} | " in page
     assert f"| {label} | 4.00 | {peak + 1:.2f} | {peak + 1:.2f} | 20.0% | 30.0% | {ours - 1:.1%} | 2.00 |" in page
 
 
-@pytest.mark.parametrize(("peak", "verdict"), [(3.0, "faster"), (3.003, "faster"), (3.006, "cannot be met")])
+@pytest.mark.parametrize(("peak", "verdict"), [(3.0, "faster"), (3.003, "faster"), (3.006, "not reachable")])
 def test_a_plan_that_stays_within_a_peak_by_luck_counts_there(tmp_path: Path, peak: float, verdict: str) -> None:
     own = row("memfit at 3.00 GiB", 1.8, peak)
     rows = [row("plain", 1.0, 10.0), row("plain again", 1.0, 10.0), row(SAVE_ON_CPU, 5.0, 3.0), own]
-    group = {"rows": rows, "plans": {own["way"]: plan(own)}, "machine": "another machine", "versions": {}}
+    group = {"rows": rows, "plans": {own["method"]: plan(own)}, "machine": "another machine", "versions": {}}
     model = made(tmp_path, offloading=group)
     assert model.offloading is not None
     assert verdict_beside(model.offloading, model.offloading.rows[SAVE_ON_CPU]) == verdict
@@ -132,8 +134,8 @@ def test_a_plan_that_stays_within_a_peak_by_luck_counts_there(tmp_path: Path, pe
 def test_times_near_the_floor_are_asked_for_at_given_sizes(tmp_path: Path, ratio: float, is_met: bool) -> None:
     label = "memfit at 21.0 GiB of activations"
     model = dataclasses.replace(made(tmp_path, row(label, ratio, 20.9)), name="gpt-2048")
-    assert mark(model, "floor").is_met is is_met
-    assert mark(model, "floor").words == f"{ratio:.3f}× at 21.0 GiB (asked for: 1.03×)"
+    assert criterion(model, "lower bound").is_met is is_met
+    assert criterion(model, "lower bound").summary == f"{ratio:.3f}× at 21.0 GiB (required: 1.03×)"
 
 
 def test_captured_steps_are_a_group_of_their_own(tmp_path: Path) -> None:
@@ -144,8 +146,8 @@ def test_captured_steps_are_a_group_of_their_own(tmp_path: Path) -> None:
         row(f"memfit at the peak of ({EVERY_BLOCK})", 1.1, 3.0),
     ]
     model = made(tmp_path, captured={"rows": rows, "plans": {}, "machine": "another machine", "versions": {}})
-    page = markdown([model])
-    assert "Captured into CUDA graphs (plain: 100 ms; half of the memory: +10.0% at 3.00 GiB" in page
+    page = page_of(model)
+    assert "Plain: 100 ms; half of the memory: +10.0% at 3.00 GiB" in page
     assert f"| {EVERY_BLOCK} | 1.500× | 3.0 | 1.100× | 3.0 | faster |" in page
     assert f"| {EVERY_BLOCK} | 1.300× | 3.0 | 1.200× | 3.0 | faster |" in page
 
@@ -163,7 +165,7 @@ def test_captured_steps_are_a_group_of_their_own(tmp_path: Path) -> None:
 def test_times_are_told_apart_beyond_their_spread_and_noise(
     ours: float, theirs: float, noise: float, verdict: Verdict
 ) -> None:
-    both = [Row.from_data(row("a way", ratio, 1.0)) for ratio in (ours, theirs)]
+    both = [Row.from_data(row("a method", ratio, 1.0)) for ratio in (ours, theirs)]
     assert compared(*both, noise) is verdict
 
 
@@ -178,34 +180,34 @@ def test_times_are_told_apart_beyond_their_spread_and_noise(
 def test_a_peer_that_is_not_matched_fails_the_speed(tmp_path: Path, ours: dict[str, Any], verdict: Verdict) -> None:
     model = made(tmp_path, ours)
     assert verdict_beside(model, model.rows[EVERY_BLOCK]) is verdict
-    assert mark(model, "speed").is_met is False
-    assert f"{verdict} ({EVERY_BLOCK})" in mark(model, "speed").words
+    assert criterion(model, "speed").is_met is False
+    assert f"{verdict} ({EVERY_BLOCK})" in criterion(model, "speed").summary
 
 
 def test_memory_that_memfit_cannot_reach_fails_the_speed(tmp_path: Path) -> None:
     model = made(tmp_path, row("torch: save_on_cpu", 9.0, 0.5))
     assert verdict_beside(model, model.rows["torch: save_on_cpu"]) is Verdict.UNREACHED
-    assert mark(model, "speed").is_met is False
+    assert criterion(model, "speed").is_met is False
 
 
 def test_a_peer_on_the_host_is_judged_where_memfit_may_use_the_host_too(tmp_path: Path) -> None:
     peer = row(SAVE_ON_CPU, 9.0, 0.5)
     ours = row(f"memfit at the peak of ({SAVE_ON_CPU})", 1.4, 0.5)
     rows = [row("plain", 1.0, 10.0), row("plain again", 1.005, 10.0), ours]
-    group = {"rows": [*rows, peer], "plans": {ours["way"]: plan(ours)}, "machine": "a machine", "versions": {}}
+    group = {"rows": [*rows, peer], "plans": {ours["method"]: plan(ours)}, "machine": "a machine", "versions": {}}
     model = made(tmp_path, peer, offloading=group)
-    assert mark(model, "speed") == Mark("speed", True, "2 of 2 peers")
-    assert mark(model, "offloading").is_met
+    assert criterion(model, "speed") == Criterion("speed", True, "2 of 2 peers")
+    assert criterion(model, "offloading").is_met
     without_it = made(tmp_path, peer, offloading=group | {"rows": rows})
-    assert mark(without_it, "speed").is_met is False
+    assert criterion(without_it, "speed").is_met is False
 
 
 def test_a_peer_without_a_time_is_not_compared(tmp_path: Path) -> None:
     offloading = row("torch: save_on_cpu", None, 5.0, error="not timed: its first step took 7.0 s, more than 5 s")
     model = made(tmp_path, offloading, row("memfit at the peak of (torch: save_on_cpu)", 1.1, 5.0))
     assert verdict_beside(model, model.rows["torch: save_on_cpu"]) is Verdict.NOT_COMPARED
-    assert mark(model, "speed") == Mark("speed", True, "2 of 2 peers")
-    assert "- torch: save_on_cpu: not timed" in markdown([model])
+    assert criterion(model, "speed") == Criterion("speed", True, "2 of 2 peers")
+    assert "- torch: save_on_cpu: not timed" in page_of(model)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_selective_is_beaten_by_time_at_its_memory_or_by_memory_at_its_time(
     tmp_path: Path, ratio: float, gib: float, is_met: bool
 ) -> None:
     slow = [row("memfit at 7.00 GiB", 1.25, 6.0), row(f"memfit at the peak of ({SELECTIVE})", ratio, gib)]
-    assert mark(made(tmp_path, *slow), "selective").is_met is is_met
+    assert criterion(made(tmp_path, *slow), "selective").is_met is is_met
 
 
 @pytest.mark.parametrize(
@@ -239,19 +241,19 @@ def test_peaks_stay_within_budgets_and_two_percent_of_what_was_predicted(
         predicted_peak_bytes=predicted,
         measured_peak_bytes=1000,
     )
-    assert mark(made(tmp_path, plans={"memfit at 7.00 GiB": changed}), "peak").is_met is is_met
+    assert criterion(made(tmp_path, plans={"memfit at 7.00 GiB": changed}), "peak").is_met is is_met
 
 
 @pytest.mark.parametrize(("predicted", "is_met"), [(0.031, True), (0.029, False), (0.129, True), (0.131, False)])
 def test_overheads_are_foreseen_within_five_points(tmp_path: Path, predicted: float, is_met: bool) -> None:
     changed = plan(row("memfit at 7.00 GiB", 1.08, 6.0), predicted_overhead=predicted)
-    assert mark(made(tmp_path, plans={"memfit at 7.00 GiB": changed}), "time").is_met is is_met
+    assert criterion(made(tmp_path, plans={"memfit at 7.00 GiB": changed}), "time").is_met is is_met
 
 
 def test_predicted_overheads_are_told_as_shares_where_they_are_no_noise(tmp_path: Path) -> None:
     near = plan(row("memfit at 7.00 GiB", 1.08, 6.0), predicted_overhead=0.06)
     noisy = plan(row("memfit at 7.00 GiB", 1.04, 6.0), predicted_overhead=0.01)
-    words = [mark(made(tmp_path, plans={"memfit at 7.00 GiB": entry}), "time").words for entry in (near, noisy)]
+    words = [criterion(made(tmp_path, plans={"memfit at 7.00 GiB": entry}), "time").summary for entry in (near, noisy)]
     assert words[0].endswith("by at most 25% of an overhead of 5% or more")
     assert words[1].endswith("by at most 0% of an overhead of 5% or more")
 
@@ -260,10 +262,10 @@ def test_predicted_overheads_are_told_as_shares_where_they_are_no_noise(tmp_path
 def test_half_of_the_memory_is_judged_by_the_first_plan_at_or_below_the_middle(
     tmp_path: Path, ratio: float, gib: float, is_met: bool
 ) -> None:
-    # The middle between 10 and the floor of 2 is 6; above it, the next plan below is the one of 3 GiB, at 1.20.
+    # The middle between 10 and the smallest of 2 is 6; above it, the next plan below is the one of 3 GiB, at 1.20.
     model = made(tmp_path, row("memfit at 7.00 GiB", ratio, gib))
-    assert mark(model, "half").is_met is is_met
-    assert ("+20.0% at 3.00 GiB" in mark(model, "half").words) is (gib > 6)
+    assert criterion(model, "half").is_met is is_met
+    assert ("+20.0% at 3.00 GiB" in criterion(model, "half").summary) is (gib > 6)
 
 
 @pytest.mark.parametrize(
@@ -271,12 +273,12 @@ def test_half_of_the_memory_is_judged_by_the_first_plan_at_or_below_the_middle(
 )
 def test_gradients_stray_no_farther_than_plain_ones(tmp_path: Path, error: float, noise: float, is_met: bool) -> None:
     off = row("memfit at 7.00 GiB", 1.08, 6.0, gradient_error=error, gradients_equal=error == 0)
-    assert mark(made(tmp_path, off, gradient_noise=noise), "gradients").is_met is is_met
+    assert criterion(made(tmp_path, off, gradient_noise=noise), "gradients").is_met is is_met
 
 
-def test_what_a_budget_forces_is_the_prediction_less_the_gap(tmp_path: Path) -> None:
+def test_the_lower_bound_is_the_prediction_less_the_gap(tmp_path: Path) -> None:
     changed = plan(row("memfit at 7.00 GiB", 1.08, 6.0), predicted_overhead=0.07, optimality_gap=0.02)
-    shown = markdown([made(tmp_path, plans={"memfit at 7.00 GiB": changed})])
+    shown = page_of(made(tmp_path, plans={"memfit at 7.00 GiB": changed}))
     assert "| memfit at 7.00 GiB | 7.00 | 7.00 | 7.00 | 5.0% | 7.0% | 8.0% |" in shown
 
 
@@ -284,7 +286,7 @@ def test_measurements_that_two_labels_share_count_once(tmp_path: Path) -> None:
     shared = row("memfit at 7.00 GiB", 1.04, 7.0, same_as=f"memfit at the peak of ({SELECTIVE})")
     model = made(tmp_path, shared)
     assert [entry.activation_peak_bytes / GIB for entry in model.memfit_rows()] == [7.0, 3.0, 2.0]
-    assert [entry.way for entry in model.memfit_rows(own_only=True)] == ["memfit at 7.00 GiB", "memfit at 3.00 GiB"]
+    assert [entry.method for entry in model.memfit_rows(own_only=True)] == ["memfit at 7.00 GiB", "memfit at 3.00 GiB"]
 
 
 def test_the_compiled_group_of_another_file_joins_its_model(tmp_path: Path) -> None:
@@ -296,7 +298,7 @@ def test_the_compiled_group_of_another_file_joins_its_model(tmp_path: Path) -> N
     for paths in ([path, tmp_path / "made.json"], [tmp_path / "made.json", path]):
         (model,) = load(paths)
         assert model.machine == "a machine"
-        assert "| torch.compile at a budget of 0.5 | 0.800× | 5.0 |" in markdown([model])
+        assert "| torch.compile at a budget of 0.5 | 0.800× | 5.0 |" in page_of(model)
 
 
 def test_the_picture_is_wide_enough_and_puts_what_is_far_slower_at_its_edge(tmp_path: Path) -> None:
@@ -309,18 +311,8 @@ def test_the_picture_is_wide_enough_and_puts_what_is_far_slower_at_its_edge(tmp_
     assert axes.get_title(loc="left") == "a machine"
 
 
-def test_only_what_stands_between_the_markers_is_replaced() -> None:
-    page = f"before\n\n{BEGIN}\nold\n{END}\n\nafter\n"
-    once = replaced(page, "new\n")
-    assert once == f"before\n\n{BEGIN}\n\nnew\n\n{END}\n\nafter\n"
-    assert replaced(once, "new") == once
-    for wrong in ("no markers", f"{END}\n{BEGIN}", page + page):
-        with pytest.raises(ValueError, match="once each and in this order"):
-            replaced(wrong, "new")
-
-
 def test_rows_are_written_as_they_are_read() -> None:
-    entry = Row.from_data(row("a way", 1.5, 2.0, error=None, same_as="another"))
+    entry = Row.from_data(row("a method", 1.5, 2.0, error=None, same_as="another"))
     assert Row.from_data(json.loads(json.dumps(entry.as_data()))) == entry
     assert entry.quartile_ratios == pytest.approx((1.49, 1.51))
     assert not dataclasses.replace(entry, ratio=None).is_measured
