@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from memfit._version import __version__
 
 if TYPE_CHECKING:
-    from memfit.chunked_loss import linear_cross_entropy as linear_cross_entropy
     from memfit.errors import CheckpointCapacityError as CheckpointCapacityError
     from memfit.errors import CheckpointMissingError as CheckpointMissingError
     from memfit.errors import EmptyProfilesError as EmptyProfilesError
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from memfit.profiling import profile as profile
     from memfit.runtime.apply import Applied as Applied
     from memfit.runtime.apply import apply as apply
+    from memfit.runtime.chunked_loss.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from memfit.verification.verifying import verify as verify
 
 _HOME_OF = {
@@ -89,7 +89,7 @@ _HOME_OF = {
         "estimate_memory_with_plan",
         "estimate_total_recompute_flops",
     ),
-    "memfit.chunked_loss": ("linear_cross_entropy",),
+    "memfit.runtime.chunked_loss.linear_cross_entropy": ("linear_cross_entropy",),
     "memfit.layers.checkpointing.checkpointer": ("ActivationCheckpointer", "CheckpointConfig"),
     "memfit.graph.model_profile": ("ModelProfile",),
     "memfit.graph.plan": ("Decision", "FrontierPoint", "Plan"),

@@ -18,6 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map as tree_map
+
+TorchFunctionDisabled = torch._C.DisableTorchFunctionSubclass
 
 PackHook = Callable[[torch.Tensor], Any]
 UnpackHook = Callable[[Any], torch.Tensor]
@@ -99,3 +102,8 @@ def pytree_children(value: object) -> list[Any] | None:
     """Return what is in ``value`` if its class is registered with torch's pytrees, else None."""
     node = _pytree.SUPPORTED_NODES.get(type(value))
     return None if node is None else node.flatten_fn(value)[0]
+
+
+def storageless(cls: type[torch.Tensor], shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return an object of the subclass ``cls`` that has a shape and a type, and no storage."""
+    return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)

@@ -14,14 +14,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from memfit.errors import InvalidParameterError
+from memfit.errors import InvalidParameterError, MemfitError
+from memfit.runtime.torch_internals import FakeTensor
 from memfit.validation import real_number, shown, whole_number
 
 # Chunks below this many tokens waste launches; logits that are this small need no chunks.
 _FEWEST_TOKENS = 256
 _SMALL_LOGITS_BYTES = 32 * 2**20
+# So many rows of a gradient in a narrow type are widened at a time.
+_SCALED_ROWS = 4096
+_FLOAT16_SCALE = 2**-5
 
 
 def linear_cross_entropy(
@@ -45,8 +48,8 @@ def linear_cross_entropy(
     ``chunk_tokens`` is how many tokens are processed at a time. By default it is chosen by memory: the logits of a
     chunk take no more than the gradient of the weight, each in float32.
 
-    Gradients are computed in the forward pass, where they are required. Those of the weight and the bias are summed in
-    float32 and rounded once. Sums run in another order than in the unchunked loss, so bits differ: in float32 and
+    Gradients are computed in the forward pass, where they are required. Those of the weight and the bias are summed
+    over the chunks in float32. Sums run in another order than in the unchunked loss, so bits differ: in float32 and
     float64 the loss and all gradients are within ``64 * eps`` of those computed in float64, relative to their norms; in
     bfloat16 and float16 within ``4 * eps`` of the type. Differentiating twice is not supported.
     """
@@ -91,8 +94,6 @@ class _ChunkedLoss(torch.autograd.Function):
         narrow = _type_of_products(rows)
         weight_narrow = weight.detach().to(narrow)
         bias_narrow = None if bias is None else bias.detach().to(narrow)
-        count = (targets != options.ignore_index).sum().to(wide)
-        scale = count.reciprocal() if options.is_mean else torch.ones_like(count)
         total = torch.zeros((), dtype=wide, device=rows.device)
         rows_gradient = torch.empty_like(rows, requires_grad=False) if needs_rows else None
         weight_sum = torch.zeros_like(weight, dtype=wide, requires_grad=False) if needs_weight else None
@@ -106,7 +107,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 if not (needs_rows or needs_weight or needs_bias):
                     total += _loss(logits.to(wide), targets[part], options)[0]
                     continue
-                loss, gradient = _loss_and_gradient(rows.device)(logits, targets[part], scale, options, wide)
+                loss, gradient = _loss_and_gradient(rows)(logits, targets[part], options, wide)
                 del logits
                 total += loss
                 if rows_gradient is not None:
@@ -115,24 +116,70 @@ class _ChunkedLoss(torch.autograd.Function):
                     _add_product(weight_sum, gradient.t(), chunk)
                 if bias_sum is not None:
                     bias_sum += gradient.sum(0, dtype=wide)
-        weight_gradient = None if weight_sum is None else weight_sum.to(weight.dtype)
-        bias_gradient = None if bias_sum is None or bias is None else bias_sum.to(bias.dtype)
-        ctx.save_for_backward(rows_gradient, weight_gradient, bias_gradient)
-        return total * scale
+        count = (targets != options.ignore_index).sum().to(wide) if options.is_mean else torch.ones_like(total)
+        # Where no token counts, the mean is NaN and its gradients are zero.
+        scale = count.clamp(min=1).reciprocal()
+        # Sums over tokens may be too large for a narrow type, means are not. The gradients of single tokens are scaled
+        # in the backward pass: divided by the number of tokens, they would underflow in float16.
+        weight_gradient = None if weight_sum is None else weight_sum.mul_(scale).to(weight.dtype)
+        bias_gradient = None if bias_sum is None or bias is None else bias_sum.mul_(scale).to(bias.dtype)
+        ctx.save_for_backward(rows_gradient, weight_gradient, bias_gradient, scale)
+        return total / count
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = (
-            None if gradient is None else gradient * loss_gradient.to(gradient.dtype) for gradient in ctx.saved_tensors
-        )
+        rows_gradient, weight_gradient, bias_gradient, scale = ctx.saved_tensors
+        is_differentiated = torch.is_grad_enabled()
+        with torch.no_grad():
+            factor = loss_gradient.to(scale.dtype)
+            gradients = [
+                None if rows_gradient is None else _scaled(rows_gradient, factor * scale),
+                None if weight_gradient is None else _scaled(weight_gradient, factor),
+                None if bias_gradient is None else _scaled(bias_gradient, factor),
+            ]
+        if is_differentiated:
+            gradients = [None if each is None else _refusing_second_derivatives(each) for each in gradients]
         return (*gradients, None, None, None)
+
+
+class _DifferentiatedOnce(torch.autograd.Function):
+    """Passes a gradient on in a backward pass with ``create_graph=True``, and refuses to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:
+        raise MemfitError(
+            "linear_cross_entropy computes its gradients in the forward pass and cannot be differentiated twice; for "
+            "second derivatives use torch.nn.functional.cross_entropy(torch.nn.functional.linear(hidden, weight), "
+            "targets)"
+        )
+
+
+def _refusing_second_derivatives(gradient: Tensor) -> Tensor:
+    refusing: Tensor = _DifferentiatedOnce.apply(gradient.requires_grad_())  # type: ignore[no-untyped-call]
+    return refusing
+
+
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Return ``gradient * factor``, where the factor is not rounded to the gradient's type first."""
+    if gradient.dtype == factor.dtype:
+        return gradient * factor
+    scaled = torch.empty_like(gradient)
+    for result, part in zip(scaled.split(_SCALED_ROWS), gradient.split(_SCALED_ROWS), strict=True):
+        torch.mul(part.to(factor.dtype), factor, out=result)
+    return scaled
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add ``left @ right`` to ``total``, which may be of a wider type."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif left.dtype == torch.float16:
+        # A sum over thousands of tokens may pass the largest number of float16.
+        total.add_(left @ (right * _FLOAT16_SCALE), alpha=1 / _FLOAT16_SCALE)
     else:
         total += left @ right
 
@@ -149,36 +196,35 @@ def _loss(logits: Tensor, targets: Tensor, options: _Options) -> tuple[Tensor, T
 
 
 def _eager_loss_and_gradient(
-    narrow_logits: Tensor, targets: Tensor, scale: Tensor, options: _Options, wide: torch.dtype
+    narrow_logits: Tensor, targets: Tensor, options: _Options, wide: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of a chunk, and the gradient of its scaled loss by the logits, in the logits' type."""
+    """Return the summed loss of a chunk, and the gradient of its loss by the logits, in the logits' type."""
     logits = narrow_logits.to(wide)
     loss, normalizers, counted, classes = _loss(logits, targets, options)
     # The logits are overwritten: nobody else reads them.
     gradient = logits.sub_(normalizers).exp_().sub_(options.label_smoothing / logits.shape[1])
     gradient.scatter_add_(1, classes, torch.full_like(normalizers, options.label_smoothing - 1))
-    gradient.mul_(torch.where(counted, scale, 0))
-    return loss, gradient.to(narrow_logits.dtype)
+    return loss, gradient.mul_(counted).to(narrow_logits.dtype)
 
 
 def _fusible_loss_and_gradient(
-    narrow_logits: Tensor, targets: Tensor, scale: Tensor, options: _Options, wide: torch.dtype
+    narrow_logits: Tensor, targets: Tensor, options: _Options, wide: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Compute the same from pointwise ops and reductions alone, which a compiler turns into two kernels."""
     logits = narrow_logits.to(wide)
     loss, normalizers, counted, classes = _loss(logits, targets, options)
     is_target = torch.arange(logits.shape[1], device=logits.device) == classes
     expected = torch.where(is_target, 1 - options.label_smoothing, 0.0) + options.label_smoothing / logits.shape[1]
-    gradient = (torch.exp(logits - normalizers) - expected) * torch.where(counted, scale, 0)
+    gradient = (torch.exp(logits - normalizers) - expected) * counted
     return loss, gradient.to(narrow_logits.dtype)
 
 
-_LossAndGradient = Callable[[Tensor, Tensor, Tensor, _Options, torch.dtype], tuple[Tensor, Tensor]]
+_LossAndGradient = Callable[[Tensor, Tensor, _Options, torch.dtype], tuple[Tensor, Tensor]]
 
 
-def _loss_and_gradient(device: torch.device) -> _LossAndGradient:
+def _loss_and_gradient(rows: Tensor) -> _LossAndGradient:
     """Return the compiled function on GPUs, where it is faster and takes less memory; the eager one elsewhere."""
-    if device.type != "cuda" or torch.compiler.is_compiling():
+    if rows.device.type != "cuda" or torch.compiler.is_compiling() or isinstance(rows, FakeTensor):
         return _eager_loss_and_gradient
     return _compiled_or_eager()
 
@@ -189,17 +235,17 @@ def _compiled_or_eager() -> _LossAndGradient:
     failures: list[Exception] = []
 
     def loss_and_gradient(
-        logits: Tensor, targets: Tensor, scale: Tensor, options: _Options, wide: torch.dtype
+        logits: Tensor, targets: Tensor, options: _Options, wide: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         if not failures:
             try:
-                return compiled(logits, targets, scale, options, wide)
+                return compiled(logits, targets, options, wide)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 # No Triton, no C compiler, a device that is too old: what cannot be compiled runs in eager mode.
                 failures.append(error)
-        return _eager_loss_and_gradient(logits, targets, scale, options, wide)
+        return _eager_loss_and_gradient(logits, targets, options, wide)
 
     return loss_and_gradient
 
@@ -255,7 +301,7 @@ def _check_tensors(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor
 
 def _check_classes(targets: Tensor, num_classes: int, ignore_index: int) -> None:
     """Refuse classes that do not exist. On a GPU, asking would wait for the device; there, the kernel asserts."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or isinstance(targets, FakeTensor):
         return
     is_wrong = (targets != ignore_index) & ((targets < 0) | (targets >= num_classes))
     if is_wrong.any():

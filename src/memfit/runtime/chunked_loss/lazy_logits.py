@@ -1,0 +1,347 @@
+"""Logits that are computed when somebody reads them, and not at all where only their cross-entropy is asked for.
+
+`LazyLogits` has the shape and the type of an output projection's result. Casts, reshapes and slices of the tokens stay
+lazy. `torch.nn.functional.cross_entropy` of lazy logits is computed in chunks from the hidden states. Any other use
+computes the logits by the very ops of the plain model, so that what follows has the same bits as without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from memfit.errors import StaleValueError
+from memfit.runtime.chunked_loss.linear_cross_entropy import linear_cross_entropy
+from memfit.runtime.torch_internals import TorchFunctionDisabled, storageless, tree_map
+
+
+class Autocast(NamedTuple):
+    """Whether autocast was on for a device when the projection was called, and its type."""
+
+    device_type: str
+    is_enabled: bool
+    dtype: torch.dtype
+
+    @staticmethod
+    def now(device_type: str) -> Autocast:
+        """Return the state of this thread."""
+        return Autocast(device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
+
+    def again(self) -> torch.autocast:
+        """Return a block with this state."""
+        return torch.autocast(self.device_type, self.dtype, self.is_enabled)
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The call of an output projection: ``hidden @ weight.t() + bias``, to be cast to ``dtype``.
+
+    ``versions`` are those of the tensors when the call was made. What is written over since cannot be read again.
+    ``note_chunked`` is called when a cross-entropy is computed in chunks.
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    autocast: Autocast
+    dtype: torch.dtype
+    versions: tuple[int, ...]
+    note_chunked: Callable[[], None]
+
+    @staticmethod
+    def of(hidden: Tensor, weight: Tensor, bias: Tensor | None, note_chunked: Callable[[], None]) -> Projection:
+        """Return the call that is to be made now."""
+        autocast = Autocast.now(hidden.device.type)
+        narrowed = autocast.is_enabled and hidden.dtype != torch.float64
+        dtype = autocast.dtype if narrowed else hidden.dtype
+        projection = Projection(hidden, weight, bias, autocast, dtype, (), note_chunked)
+        return replace(projection, versions=projection.current_versions())
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the logits."""
+        return torch.Size((*self.hidden.shape[:-1], self.weight.shape[0]))
+
+    def current_versions(self) -> tuple[int, ...]:
+        """Return how often each tensor has been written."""
+        return tuple(0 if each is None or each.is_inference() else each._version for each in self._tensors)
+
+    @property
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        return self.hidden, self.weight, self.bias
+
+    def following(self, hidden: Tensor, bias: Tensor | None) -> Projection:
+        """Return the projection of hidden states and a bias that follow from these."""
+        follower = replace(self, hidden=hidden, bias=bias)
+        hidden_version, _, bias_version = follower.current_versions()
+        return replace(follower, versions=(hidden_version, self.versions[1], bias_version))
+
+    def logits(self) -> Tensor:
+        """Compute the logits as the plain model does."""
+        self.refuse_stale()
+        with torch.inference_mode(mode=False), torch.enable_grad(), self.autocast.again():
+            return functional.linear(self.hidden, self.weight, self.bias)
+
+    def refuse_stale(self) -> None:
+        """Raise where the weight or the hidden states are no longer those of the forward pass."""
+        if self.versions != self.current_versions():
+            raise StaleValueError(
+                "these logits are read after the weight of the output projection (or its input) was changed, by the "
+                "optimizer's step for example, and with chunk_loss=True they are computed when they are read. Read "
+                "them before the optimizer's step, or leave chunk_loss out"
+            )
+
+
+class _Unread(torch.autograd.Function):
+    """Gives lazy logits their place in the graph, for whatever differentiates them without reading them in Python."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, projection: Projection) -> Tensor:
+        ctx.projection = projection
+        return LazyLogits.wrapping(projection)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        projection: Projection = ctx.projection
+        projection.refuse_stale()
+        required = ctx.needs_input_grad[:3]
+        given = (projection.hidden, projection.weight, projection.bias)
+        leaves = [
+            None if each is None else each.detach().requires_grad_(requires_gradient)
+            for each, requires_gradient in zip(given, required, strict=True)
+        ]
+        with torch.enable_grad(), projection.autocast.again():
+            assert leaves[0] is not None
+            assert leaves[1] is not None
+            logits = functional.linear(leaves[0], leaves[1], leaves[2]).to(projection.dtype)
+        wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        found = iter(torch.autograd.grad(logits, wanted, gradient))
+        return (*(next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves), None)
+
+
+class LazyLogits(Tensor):
+    """Logits that nobody has read yet."""
+
+    projection: Projection
+    _compute: Callable[[], Tensor]
+    _computed: Tensor | None
+
+    @staticmethod
+    def of(projection: Projection, compute: Callable[[], Tensor] | None = None) -> LazyLogits:
+        """Return the logits of ``projection``; ``compute`` makes them, where that takes more than the projection."""
+        lazy: LazyLogits = _Unread.apply(projection.hidden, projection.weight, projection.bias, projection)  # type: ignore[no-untyped-call]
+        lazy._compute = projection.logits if compute is None else compute
+        lazy._computed = None
+        lazy.projection = projection
+        return lazy
+
+    @staticmethod
+    def wrapping(projection: Projection) -> Tensor:
+        """Return an object of this class without a storage."""
+        return storageless(LazyLogits, projection.shape, projection.dtype, projection.hidden.device)
+
+    def computed(self) -> Tensor:
+        """Return the logits, computing them the first time."""
+        if self._computed is None:
+            self._computed = self._compute()
+        return self._computed
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the logits were computed."""
+        return self._computed is not None
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in _ABOUT_THE_OBJECT:
+            with TorchFunctionDisabled():
+                return function(*args, **kwargs)
+        lazily = _LAZILY.get(function)
+        if lazily is not None and args and isinstance(args[0], LazyLogits) and not args[0].was_read:
+            result = lazily(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return function(*_read(args), **_read(kwargs))
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        # Below autograd, where functions in C++ and custom functions arrive; `_Unread` has the gradient.
+        return op(*_read(args, detached=True), **_read(kwargs or {}, detached=True))
+
+
+def _read(arguments: Any, *, detached: bool = False) -> Any:
+    """Return ``arguments`` with the logits in place of lazy ones."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, LazyLogits):
+            return value
+        return value.computed().detach() if detached else value.computed()
+
+    return tree_map(read, arguments)
+
+
+# What can be done without the numbers. Each returns lazy logits, or NotImplemented where it takes the numbers.
+
+
+def _cast(logits: LazyLogits, dtype: torch.dtype) -> Any:
+    own = logits.projection.dtype
+    if dtype == own:
+        return logits
+    if dtype != torch.float32 or own not in (torch.float16, torch.bfloat16):
+        return NotImplemented
+    return LazyLogits.of(replace(logits.projection, dtype=dtype), lambda: logits.computed().to(dtype))
+
+
+def _to(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+    if kwargs or len(args) != 1:
+        return NotImplemented
+    if isinstance(args[0], torch.dtype):
+        return _cast(logits, args[0])
+    is_here = isinstance(args[0], (str, torch.device)) and torch.device(args[0]) == logits.projection.hidden.device
+    return logits if is_here else NotImplemented
+
+
+def _contiguous(logits: LazyLogits, **kwargs: Any) -> Any:
+    return NotImplemented if kwargs else logits
+
+
+def _reshaped(logits: LazyLogits, reshape: Callable[[Tensor], Tensor]) -> Any:
+    """Reshape the tokens; ``reshape`` does it to a tensor of the logits' shape."""
+    projection = logits.projection
+    num_classes, width = projection.shape[-1], projection.hidden.shape[-1]
+    shape = reshape(torch.empty(projection.shape, device="meta")).shape
+    if not shape or shape[-1] != num_classes:
+        return NotImplemented
+    hidden = projection.hidden.reshape(*shape[:-1], width)
+    return LazyLogits.of(projection.following(hidden, projection.bias), lambda: reshape(logits.computed()))
+
+
+def _view(logits: LazyLogits, *shape: Any, **kwargs: Any) -> Any:
+    if kwargs or (shape and isinstance(shape[0], torch.dtype)):
+        return NotImplemented
+    return _reshaped(logits, lambda tensor: tensor.reshape(*shape))
+
+
+def _flatten(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+    return _reshaped(logits, lambda tensor: tensor.flatten(*args, **kwargs))
+
+
+def _getitem(logits: LazyLogits, index: Any) -> Any:
+    projection = logits.projection
+    entries = index if isinstance(index, tuple) else (index,)
+    leading = projection.hidden.dim() - 1
+    if len(entries) == 1 and isinstance(entries[0], Tensor):
+        tensor = entries[0]
+        is_mask = tensor.dtype == torch.bool and 0 < tensor.dim() <= leading
+        if isinstance(tensor, LazyLogits) or not (is_mask or (tensor.dtype == torch.int64 and leading > 0)):
+            return NotImplemented
+    else:
+        if not all(each is Ellipsis or isinstance(each, slice) or type(each) is int for each in entries):
+            return NotImplemented
+        places = [each for each in entries if each is not Ellipsis]
+        is_classes_indexed = len(places) > leading or (len(places) < len(entries) and entries[-1] is not Ellipsis)
+        if is_classes_indexed and places[-1] != slice(None):
+            return NotImplemented
+    hidden = projection.hidden[index]
+    return LazyLogits.of(projection.following(hidden, projection.bias), lambda: logits.computed()[index])
+
+
+def _times(logits: LazyLogits, factor: Any) -> Any:
+    return _scaled(logits, factor, lambda tensor: tensor * factor)
+
+
+def _divided(logits: LazyLogits, divisor: Any, **kwargs: Any) -> Any:
+    return NotImplemented if kwargs else _scaled(logits, divisor, lambda tensor: tensor / divisor)
+
+
+def _scaled(logits: LazyLogits, number: Any, scale: Callable[[Tensor], Tensor]) -> Any:
+    """Scale the hidden states and the bias in place of the logits."""
+    if type(number) not in (int, float):
+        return NotImplemented
+    projection = logits.projection
+    with projection.autocast.again():
+        bias = None if projection.bias is None else scale(projection.bias)
+        follower = projection.following(scale(projection.hidden), bias)
+    return LazyLogits.of(follower, lambda: scale(logits.computed()))
+
+
+def _cross_entropy(
+    logits: LazyLogits,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    projection = logits.projection
+    if (
+        any(each is not None for each in (weight, size_average, reduce))
+        or reduction not in ("mean", "sum")
+        or not isinstance(target, Tensor)
+        or isinstance(target, LazyLogits)
+        or target.dtype not in (torch.int64, torch.uint8)
+        or logits.dim() != 2
+        or target.shape != projection.shape[:-1]
+        or target.device != projection.hidden.device
+    ):
+        return NotImplemented
+    projection.refuse_stale()
+    # The loss has the type that torch's would have here.
+    is_autocast = torch.is_autocast_enabled(projection.hidden.device.type)
+    dtype = torch.float32 if is_autocast and projection.dtype != torch.float64 else projection.dtype
+    with projection.autocast.again():
+        loss = linear_cross_entropy(
+            projection.hidden,
+            projection.weight,
+            target,
+            bias=projection.bias,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+        )
+    projection.note_chunked()
+    return loss.to(dtype)
+
+
+_LAZILY: dict[Any, Callable[..., Any]] = {
+    Tensor.float: lambda logits, **kwargs: NotImplemented if kwargs else _cast(logits, torch.float32),
+    Tensor.to: _to,
+    Tensor.contiguous: _contiguous,
+    Tensor.view: _view,
+    Tensor.reshape: _view,
+    torch.reshape: _view,
+    Tensor.flatten: _flatten,
+    torch.flatten: _flatten,
+    Tensor.__getitem__: _getitem,
+    Tensor.mul: _times,
+    Tensor.__mul__: _times,
+    Tensor.__rmul__: _times,
+    torch.mul: _times,
+    Tensor.div: _divided,
+    Tensor.__truediv__: _divided,
+    torch.div: _divided,
+    functional.cross_entropy: _cross_entropy,
+}
+
+_ATTRIBUTES = (
+    "shape dtype device layout ndim requires_grad is_leaf grad_fn grad output_nr is_cuda is_cpu is_meta is_sparse "
+    "is_nested is_quantized is_mkldnn is_xpu is_mps is_vulkan is_ipu is_xla is_maia itemsize nbytes _version"
+)
+_METHODS = (
+    "size dim ndimension numel nelement element_size stride is_contiguous is_floating_point is_complex is_signed "
+    "is_inference storage_offset get_device __len__ __hash__"
+)
+# Questions that the object answers without its numbers.
+_ABOUT_THE_OBJECT = frozenset(
+    [getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split() if hasattr(Tensor, name)]
+    + [getattr(Tensor, name) for name in _METHODS.split()]
+    + [torch.is_floating_point, torch.is_complex, torch.numel, torch.is_inference]
+)
