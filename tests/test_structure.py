@@ -36,6 +36,7 @@ PUBLIC_NAMES = {
     "ActivationCheckpointer",
     # value grain
     "profile",
+    "remove",
     "plan",
     "apply",
     "verify",

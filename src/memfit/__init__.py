@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from memfit.profiling import profile as profile
     from memfit.runtime.apply import Applied as Applied
     from memfit.runtime.apply import apply as apply
+    from memfit.runtime.apply import remove as remove
     from memfit.runtime.chunked_loss.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from memfit.verification.verifying import verify as verify
 
@@ -95,7 +96,7 @@ _HOME_OF = {
     "memfit.graph.plan": ("Decision", "FrontierPoint", "Plan"),
     "memfit.planning.planner": ("frontier", "plan"),
     "memfit.profiling": ("profile",),
-    "memfit.runtime.apply": ("Applied", "apply"),
+    "memfit.runtime.apply": ("Applied", "apply", "remove"),
     "memfit.graph.verification": ("Verification",),
     "memfit.verification.verifying": ("verify",),
     "memfit.fitting": ("Fitted", "fit"),

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from memfit.capture.training_step import Loss
+from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, StepFunction
+from memfit.capture.training_step import TrainingStep
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError, VerificationError
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Verification
 from memfit.planning.budgets import BudgetLike, HostBudgetLike, checked_budget, checked_host_budget
 from memfit.planning.planner import plan as plan_step
-from memfit.profiling import profile as profile_step
+from memfit.profiling import profile_of_step
+from memfit.profiling import refuse_unfit as refuse_unfit_to_profile
 from memfit.progress import Progress, progress_on_terminal
-from memfit.runtime.apply import Applied
+from memfit.runtime.apply import Applied, remove
 from memfit.runtime.tape_choice import TapeChoice
 from memfit.units import format_bytes
-from memfit.verification.verifying import verify
+from memfit.verification.verifying import verify_step
 
 # A prediction is taken at its word up to this share; past it, users hear of it.
 _TOLERATED_PEAK_MISS = 0.05
@@ -44,51 +47,68 @@ class Fitted(Applied):
 
 def fit(
     model: nn.Module,
-    batch: Any,
+    batch: Any = None,
     *,
     budget: BudgetLike,
     loss: Loss | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    progress: Progress | None = None,
+    targets: Any = None,
+    step: StepFunction | None = None,
+    optimizer: Any = None,
+    gradients: GradientsMode = "fresh",
     host_budget: HostBudgetLike = 0,
+    compile: bool | Literal["auto"] = False,
+    chunk_loss: bool = False,
+    batches: Sequence[Any] | None = None,
+    progress: Progress | None = None,
 ) -> Fitted:
     """Make the training steps of ``model`` stay within ``budget`` bytes from now on, as fast as that can be.
 
-    ``batch``, ``loss`` and ``optimizer`` are as for `profile`, ``budget`` is as for `plan`: the whole peak of the step.
-    So is ``host_budget``, the host's memory that values may be offloaded to; on a CPU there is nowhere to offload to.
-    The plan is tried before it is put on the model, and one that breaks the budget or changes gradients never is. The
-    result has the ``profile``, the ``plan`` and the ``verification``; its ``remove()`` ends it. A terminal shows a
-    progress bar; ``progress`` takes its place.
+    The step arguments are as for `profile`, ``budget`` is as for `plan`: the whole peak of the step. So is
+    ``host_budget``, the host's memory that values may be offloaded to; on a CPU there is nowhere to offload to.
+    The plan is tried before it is put on the model, and one that breaks the budget or changes gradients never is. It
+    replaces a plan that an earlier call put there. The result has the ``profile``, the ``plan`` and the
+    ``verification``; its ``remove()`` ends it. A terminal shows a progress bar; ``progress`` takes its place.
     """
     _refuse_unfit(model)
     checked_budget(budget)
     checked_host_budget(host_budget)
+    _refuse_what_is_missing(compile=compile, chunk_loss=chunk_loss, batches=batches)
+    arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
+    training_step = TrainingStep(model, arguments)
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
         shown.stage("profiling the plain step")
-        profile = _profiled(model, batch, loss, optimizer)
+        profile = _profiled(training_step)
         shown.stage("planning")
         plan = plan_step(profile, budget=budget, host_budget=host_budget)
-        verification = verify(model, plan, batch, loss=loss, optimizer=optimizer, progress=shown)
+        verification = verify_step(training_step, plan, shown)
         for _ in range(1, _MOST_PLANS):
             if verification.within_budget:
                 break
             shown.stage("planning again")
             plan = _plan_with_more_room(profile, plan, verification, host_budget)
-            verification = verify(model, plan, batch, loss=loss, optimizer=optimizer, progress=shown)
+            verification = verify_step(training_step, plan, shown)
     _refuse_broken(verification)
     _warn_of_surprises(profile, plan, verification)
+    remove(model)
     return Fitted(model, plan, profile, verification)
 
 
-def _profiled(model: nn.Module, batch: Any, loss: Loss | None, optimizer: torch.optim.Optimizer | None) -> ModelProfile:
+def _refuse_what_is_missing(**options: object) -> None:
+    for name, value in options.items():
+        if value:
+            raise InvalidParameterError(f"{name}={value!r} is not available in this version of memfit")
+
+
+def _profiled(step: TrainingStep) -> ModelProfile:
     """Return the profile of the real step, or where that does not fit the device, of one on fake tensors."""
+    refuse_unfit_to_profile(step.model, "real")
     try:
-        return profile_step(model, batch, loss=loss, optimizer=optimizer)
+        return profile_of_step(step, "real")
     except MemfitError as error:
         if not isinstance(error.__cause__, torch.OutOfMemoryError):
             raise
     # Outside of the handler, because an error under way keeps alive what the failed step had made.
-    return profile_step(model, batch, loss=loss, optimizer=optimizer, mode="fake")
+    return profile_of_step(step, "fake")
 
 
 def _plan_with_more_room(

@@ -11,11 +11,13 @@ from memfit.calibration.calibrating import calibrated
 from memfit.capture.fake_step import profile_of_fake_step
 from memfit.capture.real_step import capture_real_step
 from memfit.capture.state.kept_state import KeptState
-from memfit.capture.step_arguments import refuse_unfit_arguments
-from memfit.capture.training_step import Loss, TrainingStep
+from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, StepFunction
+from memfit.capture.training_step import TrainingStep
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
-from memfit.runtime.forward_wrapping import is_wrapped
+from memfit.runtime.forward_wrapping import plans_set_aside
+
+ProfileMode = Literal["real", "fake"]
 
 
 def profile_of_real_step(step: TrainingStep) -> ModelProfile:
@@ -30,27 +32,45 @@ _PROFILE_OF_STEP = {"real": profile_of_real_step, "fake": profile_of_fake_step}
 
 def profile(
     model: nn.Module,
-    batch: Any,
+    batch: Any = None,
     *,
     loss: Loss | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    mode: Literal["real", "fake"] = "real",
+    targets: Any = None,
+    step: StepFunction | None = None,
+    optimizer: Any = None,
+    mode: ProfileMode = "real",
+    gradients: GradientsMode = "fresh",
 ) -> ModelProfile:
-    """Measure one training step of ``model`` on ``batch`` and describe it as data.
+    """Measure one training step of ``model`` and describe it as data.
 
-    A tuple or list is passed as ``model(*batch)``, a dict as ``model(**batch)``, anything else as ``model(batch)``.
-    ``loss(output)`` gives the scalar to differentiate; without it, the output's own loss, the output itself where it is
-    a scalar, or the mean of its floating tensors. With an ``optimizer``, its step is part of the step. Everything is
-    left as it was: weights, buffers, gradients, random number generators, the counters and caches that modules keep,
-    and the optimizer's state.
+    A ``batch`` that is a tuple or list is passed as ``model(*batch)``, a dict as ``model(**batch)``, anything else as
+    ``model(batch)``. ``loss(output)`` returns the scalar to differentiate; with ``targets``, ``loss(output, targets)``,
+    as ``torch.nn.CrossEntropyLoss()`` takes them. Without ``loss`` it is the output's own loss, or the output where
+    that is a scalar; the mean of the floating outputs where neither is there, with a warning.
+
+    In place of ``loss``, ``step(batch)`` (``step()`` where ``batch`` is None) is a training step as your loop runs it:
+    forward passes, loss, backward passes, with its autocast, gradient scaler and accumulation, and with the optimizer
+    if it steps one. ``optimizer`` is stepped at the end of the step, unless ``step`` does that; wrappers of optimizers
+    and optimizers with a learning rate scheduler are accepted. ``gradients="kept"`` measures a step before which the
+    gradients exist already, as with gradient accumulation or ``zero_grad(set_to_none=False)``.
+
+    Everything is left as it was: weights, buffers, gradients, random number generators, the counters and caches that
+    modules keep, the state of optimizers, schedulers and gradient scalers. A plan that is applied to the model is set
+    aside while it is measured.
 
     Where the plain step does not fit the device, ``mode="fake"`` runs it on fake tensors, which take no memory: sizes
     are as exact, times are estimates. ``ModelProfile.measured_with`` says which it was.
     """
-    _refuse_unfit(model, mode)
-    refuse_unfit_arguments(loss, optimizer)
+    refuse_unfit(model, mode)
+    arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
+    return profile_of_step(TrainingStep(model, arguments), mode)
+
+
+def profile_of_step(step: TrainingStep, mode: ProfileMode) -> ModelProfile:
+    """Return the profile of ``step``, whose model has passed `refuse_unfit`."""
     try:
-        return _PROFILE_OF_STEP[mode](TrainingStep(model, batch, loss, optimizer))
+        with plans_set_aside(step.model):
+            return _PROFILE_OF_STEP[mode](step)
     except torch.OutOfMemoryError as error:
         raise MemfitError(
             "the plain step does not fit the device, so that it cannot be measured there; profile(..., mode='fake') "
@@ -58,15 +78,12 @@ def profile(
         ) from error
 
 
-def _refuse_unfit(model: object, mode: object) -> None:
+def refuse_unfit(model: object, mode: object) -> None:
+    """Raise where ``model`` is no module that can be profiled in ``mode``."""
     if not isinstance(model, nn.Module):
         raise InvalidParameterError(f"model is a torch.nn.Module, got {type(model).__name__}")
     if mode not in _PROFILE_OF_STEP:
         raise InvalidParameterError(f"mode is 'real' or 'fake', got {mode!r}")
-    if any(is_wrapped(module) for module in model.modules()):
-        raise InvalidParameterError(
-            f"a plan is at work on this {type(model).__name__} (or on a part of it); remove() it before profiling"
-        )
     if any(isinstance(parameter, nn.UninitializedParameter) for parameter in model.parameters()):
         raise InvalidParameterError(
             f"this {type(model).__name__} has lazy modules without parameters yet; run the model once before profiling"

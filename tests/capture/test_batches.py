@@ -17,6 +17,7 @@ from transformers import BatchEncoding
 
 import memfit
 from memfit.capture.state.kept_state import KeptState
+from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.runtime.batch_tensors import named_tensors
 from memfit.verification.gradients import gradients_of
@@ -134,7 +135,7 @@ def test_gradients_of_tensors_in_the_batch_are_compared_and_put_back(batch: Any)
     leaves = [tensor for _, tensor in named_tensors(batch)]
     for leaf in leaves:
         leaf.grad = torch.ones_like(leaf)
-    step = TrainingStep(model, batch)
+    step = TrainingStep(model, StepArguments(batch))
     with KeptState(step).kept():
         assert all(leaf.grad is None for leaf in leaves)
         step.run()

@@ -11,6 +11,7 @@ from tests.engine.zoo import BY_NAME
 from memfit.calibration.host_costs import TYPICAL_SECONDS, with_fitted_host_costs, with_host_costs
 from memfit.capture.real_step import capture_real_step
 from memfit.capture.state.kept_state import KeptState
+from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import HostCosts, Link
 from memfit.graph.plan import Decision, Plan
@@ -60,7 +61,7 @@ def test_costs_are_fitted_to_a_step_that_drops_every_second_value() -> None:
 
 def test_host_costs_have_typical_proportions_and_the_scale_of_whole_steps() -> None:
     model, batch, loss = GPT.build()
-    step = TrainingStep(model, batch, loss)
+    step = TrainingStep(model, StepArguments(batch, loss))
     state = KeptState(step)
     captured = capture_real_step(step, state)
     assert with_host_costs(captured.profile, captured, step, state) is captured.profile

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import memfit
-from memfit.capture.training_step import loss_of
+from memfit.capture.training_step import default_loss
 
 MODES = pytest.mark.parametrize("mode", ["real", "fake"])
 
@@ -74,12 +74,66 @@ def test_an_optimizer_that_needs_a_closure_is_refused_wherever_one_is_taken() ->
         memfit.fit(model, batch(), budget="1GiB", optimizer=optimizer)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({}, r"batch is missing: pass what the model is called with"),
+        ({"gradients": "old"}, r"gradients is 'fresh' or 'kept', got 'old'"),
+        ({"loss": nn.CrossEntropyLoss()}, r"it takes \(input.*, target.*\); pass targets="),
+        ({"loss": nn.functional.cross_entropy}, r"pass targets=\.\.\., and it is called as loss\(output, targets\)"),
+        ({"loss": nn.CrossEntropyLoss}, r"loss is the class CrossEntropyLoss; pass an instance"),
+        ({"loss": lambda: 0}, r"loss is called as loss\(output\), and it takes \(\); pass a function of the output"),
+        ({"targets": 3}, r"targets= needs loss="),
+        ({"targets": 3, "loss": lambda output: output}, r"it takes \(output\); leave out targets="),
+        ({"step": 3}, r"step is a function that runs one training step, got 3"),
+        ({"step": print, "loss": torch.sum}, r"step= is the whole training step, loss included"),
+        ({"step": lambda: 0, "batch": 3}, r"step is called as step\(batch\); it takes \(\)"),
+        ({"step": lambda batch: 0}, r"step is called as step\(\), because batch is None; it takes \(batch\)"),
+    ],
+)
+def test_step_arguments_that_do_not_go_together_are_refused(arguments: dict[str, Any], told: str) -> None:
+    if arguments and "step" not in arguments:
+        arguments = {"batch": batch(), **arguments}
+    with pytest.raises(memfit.InvalidParameterError, match=told):
+        memfit.profile(nn.Linear(8, 8), **arguments)
+
+
+def test_an_optimizer_with_a_learning_rate_scheduler_is_accepted() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.optim.lr_scheduler.LinearLR(optimizer)
+    assert memfit.profile(model, batch(), loss=torch.sum, optimizer=optimizer).peak_bytes > 0
+    assert not optimizer.state
+
+
+def test_targets_are_the_second_argument_of_the_loss() -> None:
+    model, targets = nn.Linear(8, 8), torch.tensor([0, 1, 2, 3])
+    profile = memfit.profile(model, batch(), loss=nn.CrossEntropyLoss(), targets=targets)
+    assert "targets#0" in [value.name for value in profile.values]
+    assert "aten.nll_loss_forward" in [op.op for op in profile.ops]
+
+
+def test_the_mean_of_the_outputs_in_place_of_a_loss_is_warned_of_once() -> None:
+    with pytest.warns(UserWarning, match="measured with the mean of the outputs as its loss") as warned:
+        memfit.profile(nn.Linear(8, 8), batch())
+    assert len(warned) == 1
+
+
+def test_labels_without_a_loss_are_an_error() -> None:
+    class Classifier(nn.Linear):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    with pytest.raises(memfit.InvalidParameterError, match="the batch has 'labels', and the output of Classifier has"):
+        memfit.profile(Classifier(8, 8), {"x": batch(), "labels": torch.zeros(4)})
+
+
 def test_verify_refuses_what_profile_refuses() -> None:
     model = nn.Linear(8, 8)
     plan = memfit.plan(memfit.profile(model, batch()), strategy=memfit.NoCheckpointing())
     with pytest.raises(memfit.InvalidParameterError, match="loss is a function of the model's output"):
         memfit.verify(model, plan, batch(), loss=3)
-    with pytest.raises(memfit.InvalidParameterError, match=r"optimizer is a torch.optim.Optimizer or None, got str"):
+    with pytest.raises(memfit.InvalidParameterError, match=r"optimizer is a torch.optim.Optimizer, .* got str"):
         memfit.verify(model, plan, batch(), optimizer="adam")
 
 
@@ -88,4 +142,6 @@ def test_the_loss_is_the_mean_of_what_is_returned_and_not_of_what_lies_in_object
     made = torch.ones(4, 8, requires_grad=True)
     cache = SimpleNamespace(keys=made * 100)
     output = kind([made * 2, torch.arange(4), made.sum() * 1.0, cache])
-    assert loss_of(output, None).item() == (2 + 32) / 2
+    loss, is_chosen = default_loss(output)
+    assert loss.item() == (2 + 32) / 2
+    assert is_chosen

@@ -16,6 +16,7 @@ from memfit.capture.measuring.step_times import (
     timed_synchronized,
 )
 from memfit.capture.state.kept_state import KeptState
+from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 
 
@@ -40,7 +41,7 @@ had_gradient: list[bool] = []
 def test_steps_in_a_row_begin_without_gradients_and_leave_no_trace(seconds_alone: float, num_steps: int) -> None:
     model = Counting()
     model.weight.grad = gradient = torch.full((3,), 7.0)
-    step = TrainingStep(model, torch.ones(3), None, torch.optim.SGD(model.parameters()))
+    step = TrainingStep(model, StepArguments(torch.ones(3), optimizer=torch.optim.SGD(model.parameters())))
     state = KeptState(step)
     with state.kept():
         step.run()
@@ -69,7 +70,7 @@ def test_each_step_in_a_row_finds_the_counters_of_the_first() -> None:
             return super().forward(x)
 
     model = Filling()
-    step = TrainingStep(model, torch.ones(3))
+    step = TrainingStep(model, StepArguments(torch.ones(3)))
     state = KeptState(step)
     with state.kept():
         step.run()
@@ -87,7 +88,7 @@ def test_the_first_step_in_a_row_is_not_counted(monkeypatch: pytest.MonkeyPatch)
             now += 5.0 if now == 0.0 else 3.0
             return super().forward(x)
 
-    step = TrainingStep(Lasting(), torch.ones(3))
+    step = TrainingStep(Lasting(), StepArguments(torch.ones(3)))
     state = KeptState(step)
     monkeypatch.setattr("memfit.capture.measuring.step_times.time.perf_counter", lambda: now)
     assert timed_back_to_back(step, torch.device("cpu"), state, SynchronizedStep(0.0, 0.0, 5.0)) == 3.0
@@ -110,7 +111,7 @@ def test_back_to_back_seconds_leave_out_disturbances_of_the_host(
             return [9.0, 3.0, 9.0, 3.0]
 
     monkeypatch.setattr("memfit.capture.measuring.step_times.moments_on", lambda _: Moments())
-    step = TrainingStep(Counting(), torch.ones(3))
+    step = TrainingStep(Counting(), StepArguments(torch.ones(3)))
     assert timed_back_to_back(step, torch.device("cpu"), KeptState(step), SynchronizedStep(0.0, 0.0, 5.0)) == 3.0
 
 
@@ -133,7 +134,7 @@ def test_two_methods_are_interleaved_and_warm_up_untimed(monkeypatch: pytest.Mon
         yield
         is_inside = False
 
-    step = TrainingStep(Slowing(), torch.ones(3))
+    step = TrainingStep(Slowing(), StepArguments(torch.ones(3)))
     monkeypatch.setattr("memfit.capture.measuring.step_times.time.perf_counter", lambda: now)
     plain, other = timed_interleaved(step, torch.device("cpu"), KeptState(step), inside, num_rounds=5)
     assert order == ([False] * 4 + [True] * 5) * 5
@@ -144,5 +145,5 @@ def test_two_methods_are_interleaved_and_warm_up_untimed(monkeypatch: pytest.Mon
 
 def test_each_part_of_a_synchronized_step_takes_time() -> None:
     model = Counting()
-    step = TrainingStep(model, torch.ones(3))
+    step = TrainingStep(model, StepArguments(torch.ones(3)))
     assert min(timed_synchronized(step, torch.device("cpu"), KeptState(step))) > 0

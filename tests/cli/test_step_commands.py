@@ -194,6 +194,28 @@ def test_what_the_targets_code_prints_is_kept_out_of_the_json(
     assert set(errors.splitlines()) == {"imported", "built", "forward", "loss"}
 
 
+def test_a_target_may_return_a_dict_of_step_arguments(target_file: Callable[[str], str]) -> None:
+    source = """
+import torch
+from torch import nn
+
+def build():
+    return {
+        "model": nn.Linear(4, 3),
+        "batch": torch.ones(2, 4),
+        "targets": torch.tensor([0, 1]),
+        "loss": nn.CrossEntropyLoss(),
+    }
+"""
+    code, shown, _ = memfit("profile", f"{target_file(source)}:build", "--json")
+    assert code == 0
+    assert json.loads(shown)["num_ops"] > 2
+    code, _, errors = memfit("profile", f"{target_file(source.replace('targets', 'target'))}:build")
+    assert code == 2
+    assert "must return (model, batch)" in errors
+    assert "with target" in errors
+
+
 @pytest.mark.parametrize("command", ["frontier", "report"])
 def test_planning_shows_progress(
     profile_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
 from memfit.capture.state.kept_state import KeptState
+from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 
 GPT = BY_NAME["gpt-autocast"]
@@ -78,7 +79,7 @@ def test_casts_alone_can_be_recomputed() -> None:
 
 def test_profiling_lets_every_copy_go() -> None:
     model, batch, loss = GPT.build()
-    step = TrainingStep(model, batch, loss)
+    step = TrainingStep(model, StepArguments(batch, loss))
     state = KeptState(step)
     with WeightCopies(model) as copies:
         # The first run looks for leaves whose gradients are to be kept; a copy looks like one when backward reads it.

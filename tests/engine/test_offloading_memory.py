@@ -15,6 +15,7 @@ from tests.engine.zoo import BY_NAME
 from torch import Tensor, nn
 
 import memfit
+from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.plan import Decision
 from memfit.planning.offload import offloadable
@@ -150,7 +151,7 @@ def test_measured_peaks_are_the_predicted_ones(name: str, monkeypatch: pytest.Mo
     draw = random.Random(name)
     predicted, measured = [], []
     with example.context():
-        trials = Trials(TrainingStep(model, batch, loss, None))
+        trials = Trials(TrainingStep(model, StepArguments(batch, loss)))
         for number in range(NUM_PLANS):
             share = (0.0, 0.3, 0.7)[number % 3]
             recomputed = step.recomputed_of({value for value in step.plannable if draw.random() < share})

@@ -10,6 +10,7 @@ from tests.engine.plans import profile_of
 from tests.engine.zoo import ZOO, Example
 
 import memfit
+from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.verification.methods import planned
 from memfit.verification.trials import Trials
@@ -25,7 +26,7 @@ def test_measured_peaks_are_the_predicted_ones_and_within_budget(example: Exampl
     model, batch, loss = example.build()
     misses = []
     with example.context():
-        trials = Trials(TrainingStep(model, batch, loss, None))
+        trials = Trials(TrainingStep(model, StepArguments(batch, loss)))
         for point in memfit.frontier(profile, points=NUM_POINTS):
             plan = memfit.plan(profile, budget=point.peak_bytes)
             assert plan.predicted_peak_bytes <= point.peak_bytes

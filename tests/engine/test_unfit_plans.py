@@ -65,10 +65,29 @@ def test_applying_twice_is_refused(profile: memfit.ModelProfile) -> None:
         memfit.apply(model, plan)
     with pytest.raises(memfit.InvalidParameterError, match="a plan is at work on this Block"):
         memfit.apply(model.blocks[1], plan)
-    with pytest.raises(memfit.InvalidParameterError, match="before profiling"):
-        memfit.profile(model, batch())
     applied.remove()
     memfit.apply(model, plan).remove()
+
+
+def test_profiling_a_planned_model_measures_the_plain_step_and_leaves_the_plan(profile: memfit.ModelProfile) -> None:
+    model = Blocks()
+    with memfit.apply(model, memfit.plan(profile, strategy=memfit.Full())) as applied:
+        forward = vars(model.blocks[0])["forward"]
+        assert memfit.profile(model, batch()).peak_bytes == profile.peak_bytes
+        assert vars(model.blocks[0])["forward"] is forward
+        assert applied.is_applied
+
+
+def test_remove_takes_off_every_plan_and_nothing_to_remove_is_no_error(profile: memfit.ModelProfile) -> None:
+    model = Blocks()
+    memfit.remove(model)
+    applied = memfit.apply(model, memfit.plan(profile, strategy=memfit.Full()))
+    memfit.remove(nn.Sequential(model))
+    assert not applied.is_applied
+    assert all("forward" not in vars(module) for module in model.modules())
+    memfit.remove(model)
+    with pytest.raises(memfit.InvalidParameterError, match=r"model is a torch\.nn\.Module, got int"):
+        memfit.remove(3)
 
 
 def test_removing_twice_is_an_error_that_says_so(profile: memfit.ModelProfile) -> None:

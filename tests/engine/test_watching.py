@@ -13,6 +13,7 @@ from tests.engine.zoo import ZOO, Example
 from torch import Tensor, nn
 
 import memfit
+from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.runtime.ledger import peak_of
 from memfit.runtime.native_tape import NativeTape, new_tape
@@ -252,7 +253,7 @@ def test_a_pass_that_fails_takes_the_hooks_along(passes: Passes, x: Tensor) -> N
 def peaks_of_steps(example: Example, plan: memfit.Plan, *, is_always_new: bool) -> list[int]:
     """Return the peaks of a few steps by ``plan``; where it is always new, nothing is known of the step before."""
     model, batch, loss = example.build()
-    step = TrainingStep(model, batch, loss, None)
+    step = TrainingStep(model, StepArguments(batch, loss))
     applied: memfit.Applied | None = None
     peaks = []
     for _ in range(3):

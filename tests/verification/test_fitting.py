@@ -164,9 +164,21 @@ def test_peaks_that_stay_over_the_budget_are_refused_and_nothing_is_applied(monk
         return replace(verify(model, plan, batch()), budget_bytes=budget_bytes, peak_bytes=budget_bytes + 1)
 
     plan = memfit.plan(memfit.profile(model, batch()), budget=budget_bytes)
-    monkeypatch.setattr("memfit.fitting.verify", verified)
+    monkeypatch.setattr("memfit.fitting.verify_step", verified)
     with pytest.raises(memfit.VerificationError, match=r"over the budget of .*, after 4 plans"):
         fit(model, batch(), budget=budget_bytes)
+    assert not model.is_planned()
+
+
+def test_fitting_again_replaces_the_plan() -> None:
+    model = Chain(num_blocks=12)
+    budget_bytes = peaks_of(model)[1]
+    first = fit(model, batch(), budget=budget_bytes)
+    second = fit(model, batch(), budget=budget_bytes)
+    assert not first.is_applied
+    assert second.is_applied
+    assert second.profile.peak_bytes == first.profile.peak_bytes
+    second.remove()
     assert not model.is_planned()
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.verification.gradients import difference_between, gradients_of, relative_error
 
@@ -73,14 +74,14 @@ def test_differences_are_named_and_a_sign_of_zero_is_one() -> None:
 def test_gradients_of_sparse_embeddings_and_of_the_batch_are_copied() -> None:
     model = nn.Embedding(3, 2, sparse=True)
     scale = torch.ones(2, requires_grad=True)
-    step = TrainingStep(model, (torch.tensor([1, 1]),), lambda output: (output * scale).sum())
+    step = TrainingStep(model, StepArguments((torch.tensor([1, 1]),), lambda output: (output * scale).sum()))
     step.run()
     gradients = gradients_of(step)
     assert list(gradients) == ["weight"]
     assert gradients["weight"] is not None
     assert gradients["weight"].tolist() == [[0, 0], [2, 2], [0, 0]]
     leaf = torch.ones(2, requires_grad=True)
-    step = TrainingStep(nn.Linear(2, 1), leaf)
+    step = TrainingStep(nn.Linear(2, 1), StepArguments(leaf))
     step.run()
     assert list(gradients_of(step)) == ["weight", "bias", "batch#0"]
 

@@ -27,6 +27,7 @@ from memfit.capture.recording.plain_timeline import plain_timeline_bytes
 from memfit.capture.recording.recorded_runs import record_step, record_without_saves
 from memfit.capture.recording.step_recording import values_of
 from memfit.capture.state.kept_state import KeptState
+from memfit.capture.step_arguments import innermost_optimizer
 from memfit.capture.training_step import TrainingStep
 from memfit.errors import MemfitError
 from memfit.graph.model_profile import ModelProfile
@@ -92,8 +93,9 @@ def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
     parameters: list[Tensor] = [*step.model.parameters()]
     states: list[Tensor] = []
     if step.optimizer is not None:
-        parameters += [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
-        states = tensors_of(list(step.optimizer.state.values()))
+        optimizer = innermost_optimizer(step.optimizer)
+        parameters += [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        states = tensors_of(list(optimizer.state.values()))
     memo: dict[int, Any] = {id(parameter): fake_mode.from_tensor(parameter) for parameter in parameters}
     # Optimizers count steps in tensors of one number, which they read.
     memo |= {id(state): _fake_number(state, fake_mode) for state in states if _is_host_number(state)}
@@ -102,13 +104,16 @@ def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
         memo |= {id(generator): generator.clone_state() for generator in generators}
     try:
         with fake_mode, _CopiesAreFake(fake_mode):
-            model, batch, optimizer = copy.deepcopy((step.model, step.batch, step.optimizer), memo)
+            model, batch, targets, optimizer = copy.deepcopy(
+                (step.model, step.batch, step.arguments.targets, step.optimizer), memo
+            )
     except Exception as error:
         raise MemfitError(
             f"this {type(step.model).__name__} cannot be copied, which profiling with fake tensors needs "
             f"({type(error).__name__}: {error}); use mode='real'"
         ) from error
-    return TrainingStep(model, batch, step.loss, optimizer)
+    arguments = replace(step.arguments, batch=batch, targets=targets, optimizer=optimizer)
+    return TrainingStep(model, arguments, warns=step.warns)
 
 
 class _CopiesAreFake(TorchFunctionMode):

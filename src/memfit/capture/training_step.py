@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from memfit.errors import InvalidParameterError
+from memfit.capture.step_arguments import StepArguments, innermost_optimizer
+from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import Phase
 from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.call_arguments import tensors_in
 
-Loss = Callable[[Any], Tensor]
 PhaseContext = Callable[[Phase], AbstractContextManager[object]]
 
+# A batch under one of these names says that the model is trained on a loss of its own.
+_LABELS = ("labels", "label", "label_ids", "targets", "target", "start_positions")
 
-@dataclass(frozen=True, slots=True)
+
 class TrainingStep:
-    """A model, a batch for it, the loss and, where the step is to end with one, the optimizer."""
+    """A model and the step arguments: a callable unit that is run to be measured."""
 
-    model: nn.Module
-    batch: Any
-    loss: Loss | None = None
-    optimizer: torch.optim.Optimizer | None = None
+    def __init__(self, model: nn.Module, arguments: StepArguments, *, warns: bool = True) -> None:
+        self.model = model
+        self.arguments = arguments
+        self.warns = warns
+        if arguments.step is not None or arguments.gradients == "kept":
+            raise MemfitError("step= and gradients='kept' are not implemented yet")
+
+    @property
+    def batch(self) -> Any:
+        """The batch of the step arguments."""
+        return self.arguments.batch
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer of the step arguments, which may be a wrapper of one."""
+        return self.arguments.optimizer
 
     def run(self, around: PhaseContext = nullcontext) -> object:
         """Run the step, each phase inside ``around(phase)``; return the output and the loss.
@@ -50,15 +64,40 @@ class TrainingStep:
         """Run the forward pass and the loss, and return the output and the loss."""
         with around(Phase.FORWARD):
             output = forward(self.model, self.batch)
-            return output, loss_of(output, self.loss)
+            return output, self._loss_of(output)
+
+    def _loss_of(self, output: Any) -> Tensor:
+        loss, targets = self.arguments.loss, self.arguments.targets
+        if loss is not None:
+            return checked_loss(loss(output) if targets is None else loss(output, targets), None)
+        value, is_chosen = default_loss(output)
+        if is_chosen:
+            self._refuse_labels_without_loss()
+            if self.warns:
+                self.warns = False
+                warnings.warn(
+                    "the model's output has no loss, and no loss= was given: the step is measured with the mean of the "
+                    "outputs as its loss. A real loss may take more memory; pass loss=, or step= with the whole step",
+                    stacklevel=2,
+                )
+        return checked_loss(value, output)
+
+    def _refuse_labels_without_loss(self) -> None:
+        labels = [name for name in _LABELS if isinstance(self.batch, Mapping) and name in self.batch]
+        if labels:
+            raise InvalidParameterError(
+                f"the batch has {labels[0]!r}, and the output of {type(self.model).__name__} has no loss: pass loss=, "
+                "a function of the output, or step=, a function that runs the whole training step"
+            )
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Return what is known to exist before the step, by name: parameters, buffers, batch, optimizer state."""
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         named += [(f"batch#{number}", tensor) for number, tensor in enumerate(tensors_of(self.batch))]
+        named += [(f"targets#{number}", tensor) for number, tensor in enumerate(tensors_of(self.arguments.targets))]
         if self.optimizer is not None:
             # The state is a mapping from parameters; only what it maps them to is state.
-            states = tensors_of(list(self.optimizer.state.values()))
+            states = tensors_of(list(innermost_optimizer(self.optimizer).state.values()))
             named += [(f"optimizer state#{number}", tensor) for number, tensor in enumerate(states)]
         return named
 
@@ -72,16 +111,11 @@ def forward(model: nn.Module, batch: Any) -> Any:
     return model(batch)
 
 
-def loss_of(output: Any, loss: Loss | None) -> Tensor:
-    """Return the scalar to differentiate.
-
-    Without ``loss`` that is the output's own loss where it has one, the output where it is a scalar, else the mean of
-    its floating tensors.
-    """
-    value = loss(output) if loss is not None else _default_loss(output)
+def checked_loss(value: Any, output: Any) -> Tensor:
+    """Return ``value`` if it is a scalar to differentiate; ``output`` is the model's where the loss is the default."""
     if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad and not value.is_complex():
         return value
-    raise InvalidParameterError(_what_is_wrong_with(value, output if loss is None else None))
+    raise InvalidParameterError(_what_is_wrong_with(value, output))
 
 
 def _what_is_wrong_with(value: object, output: Any) -> str:
@@ -107,18 +141,21 @@ def _what_is_wrong_with(value: object, output: Any) -> str:
     )
 
 
-def _default_loss(output: Any) -> Any:
+def default_loss(output: Any) -> tuple[Any, bool]:
+    """Return the output's own loss where it has one, the output where it is a scalar, else the mean of its tensors.
+
+    The second entry is whether the mean was chosen, which nobody asked for.
+    """
     named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(named, Tensor):
-        return named
+        return named, False
     if isinstance(output, Tensor) and output.numel() == 1:
-        return output
+        return output, False
     floating = [tensor for tensor in _returned(output) if tensor.is_floating_point() and tensor.requires_grad]
     if not floating:
-        return output
-    return (
-        torch.stack([tensor.float().mean() for tensor in floating]).mean() if len(floating) > 1 else floating[0].mean()
-    )
+        return output, False
+    means = [tensor.float().mean() for tensor in floating] if len(floating) > 1 else [floating[0].mean()]
+    return torch.stack(means).mean() if len(means) > 1 else means[0], True
 
 
 def _returned(output: Any) -> list[Tensor]:

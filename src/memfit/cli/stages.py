@@ -38,7 +38,7 @@ def profiled(target: Target, *, fake: bool) -> ModelProfile:
     with progress_on_terminal() as progress, users_own_errors(_WHILE_RUNNING):
         progress.stage("profiling the plain step")
         mode: Literal["real", "fake"] = "fake" if fake else "real"
-        return profile(target.model, target.batch, loss=target.loss, optimizer=target.optimizer, mode=mode)
+        return profile(target.model, **target.step_arguments(), mode=mode)
 
 
 def frontier_of(profile: ModelProfile, num_points: int, host_budget: int | str = 0) -> tuple[FrontierPoint, ...]:
@@ -55,7 +55,7 @@ def verified(target: Target, plan: Plan) -> Verification:
     from memfit.verification.verifying import verify
 
     with progress_on_terminal() as progress, users_own_errors(_WHILE_RUNNING):
-        return verify(target.model, plan, target.batch, loss=target.loss, optimizer=target.optimizer, progress=progress)
+        return verify(target.model, plan, **target.step_arguments(), progress=progress)
 
 
 def fitted(target: Target, budget: int | float | str, host_budget: int | str) -> Fitted:
@@ -63,11 +63,4 @@ def fitted(target: Target, budget: int | float | str, host_budget: int | str) ->
     from memfit.fitting import fit
 
     with users_own_errors(_WHILE_RUNNING):
-        return fit(
-            target.model,
-            target.batch,
-            budget=budget,
-            loss=target.loss,
-            optimizer=target.optimizer,
-            host_budget=host_budget,
-        )
+        return fit(target.model, **target.step_arguments(), budget=budget, host_budget=host_budget)

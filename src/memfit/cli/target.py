@@ -14,26 +14,38 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memfit.cli.user_errors import users_own_errors
 from memfit.errors import InvalidParameterError
 from memfit.validation import shown
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 _FORMS = "package.module:function or path/file.py:function, such as memfit.models:gpt"
 
 
 class Target(NamedTuple):
-    """What a TARGET's function returned."""
+    """What a TARGET's function returned: the model and the step arguments of `memfit.profile`."""
 
     model: nn.Module
-    batch: Any
-    loss: Callable[[Any], Any] | None = None
-    optimizer: torch.optim.Optimizer | None = None
+    batch: Any = None
+    loss: Callable[..., Any] | None = None
+    optimizer: Any = None
+    targets: Any = None
+    step: Callable[..., object] | None = None
+    gradients: Literal["fresh", "kept"] = "fresh"
+
+    def step_arguments(self) -> dict[str, Any]:
+        """Return the step arguments by name."""
+        arguments = self._asdict()
+        del arguments["model"]
+        return arguments
+
+
+# The longest tuple that a TARGET's function may return; a dict may have all of the names.
+_MOST_ENTRIES = 4
 
 
 def load_target(text: str, arguments: Sequence[str] = ()) -> Target:
@@ -136,23 +148,33 @@ def _check_arguments(function: Callable[..., Any], name: str, keywords: dict[str
 
 
 def _checked(result: Any, text: str) -> Target:
-    import torch
     from torch import nn
 
-    if not isinstance(result, tuple) or not 2 <= len(result) <= len(Target._fields):
-        raise InvalidParameterError(
-            f"{text} must return (model, batch) or (model, batch, loss); got {shown(result)}"
-            + (f" of {len(result)}" if isinstance(result, tuple) else "")
-        )
-    target = Target(*result)
+    from memfit.capture.step_arguments import StepArguments
+
+    target = _target_of(result, text)
     if not isinstance(target.model, nn.Module):
         raise InvalidParameterError(
             f"{text} must return a torch.nn.Module first, as in (model, batch); got {shown(target.model)}"
         )
-    if target.loss is not None and not callable(target.loss):
-        raise InvalidParameterError(
-            f"{text} must return a function of the model's output as its loss, or none; got {shown(target.loss)}"
-        )
-    if target.optimizer is not None and not isinstance(target.optimizer, torch.optim.Optimizer):
-        raise InvalidParameterError(f"{text} must return a torch optimizer fourth; got {shown(target.optimizer)}")
+    # The step arguments are checked here as well, so that what is wrong with them names the TARGET.
+    try:
+        StepArguments(**target.step_arguments())
+    except InvalidParameterError as error:
+        raise InvalidParameterError(f"{text}: {error}") from None
     return target
+
+
+def _target_of(result: Any, text: str) -> Target:
+    if isinstance(result, tuple) and 2 <= len(result) <= _MOST_ENTRIES:
+        return Target(*result)
+    if isinstance(result, dict) and "model" in result and result.keys() <= set(Target._fields):
+        return Target(**result)
+    entries = f" of {len(result)}" if isinstance(result, tuple) else ""
+    if isinstance(result, dict):
+        unknown = sorted(str(name) for name in result.keys() - set(Target._fields))
+        entries = f" with {', '.join(unknown)}" if unknown else " without 'model'"
+    raise InvalidParameterError(
+        f"{text} must return (model, batch), (model, batch, loss), (model, batch, loss, optimizer) or a dict with "
+        f"'model' and any of {', '.join(Target._fields[1:])}; got {shown(result)}{entries}"
+    )

@@ -11,6 +11,7 @@ from statistics import median, quantiles
 import torch
 from torch import nn
 
+from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.demonstration.text import CharacterBatches, generated_text
 from memfit.graph.model_profile import ModelProfile
@@ -82,7 +83,7 @@ def _demonstrated(sizes: Sizes, progress: Progress) -> Demonstration:
     torch.manual_seed(0)
     model = Gpt(sizes.layers, sizes.width, sizes.heads, sizes.length, len(batches.alphabet), dropout=0.1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    step = TrainingStep(model, batches.draw(torch.Generator().manual_seed(0)), optimizer=optimizer)
+    step = TrainingStep(model, StepArguments(batches.draw(torch.Generator().manual_seed(0)), optimizer=optimizer))
     progress.stage("profiling the plain step")
     profile = profile_step(model, step.batch, optimizer=optimizer)
     progress.stage("planning")

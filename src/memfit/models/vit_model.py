@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from memfit.capture.training_step import Loss
+from memfit.capture.step_arguments import Loss
 from memfit.models.attention import TransformerBlock
 from memfit.models.sizes import check_divides, check_sizes
 

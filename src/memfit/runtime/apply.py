@@ -16,7 +16,7 @@ from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.plan import Plan
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_pass import ForwardPass
-from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, wrap_forward
+from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, owners_of_wrappers, wrap_forward
 from memfit.runtime.model_inputs import InputCheck
 from memfit.runtime.native_tape import way_into
 from memfit.runtime.recorded_modules import Region, regions_of
@@ -37,6 +37,16 @@ def apply(model: nn.Module, plan: Plan) -> Applied:
     return Applied(model, plan, TapeChoice())
 
 
+def remove(model: nn.Module) -> None:
+    """Take off the model whatever plans are applied to it or to its parts. Without any, nothing happens."""
+    if not isinstance(model, nn.Module):
+        raise InvalidParameterError(f"model is a torch.nn.Module, got {type(model).__name__}")
+    for module in model.modules():
+        for owner in owners_of_wrappers(module):
+            if isinstance(owner, Applied) and owner.is_applied:
+                owner.remove()
+
+
 class Applied:
     """A plan at work on a model. A context manager too: leaving it removes the plan."""
 
@@ -48,9 +58,14 @@ class Applied:
         modules = dict(model.named_modules())
         regions = regions_of(plan, model)
         if regions and all(region.path for region in regions):
-            self._unwrap.append(wrap_forward(model, self._passes.run_model))
+            self._unwrap.append(wrap_forward(model, self._passes.run_model, self))
         for region in regions:
-            self._unwrap.append(wrap_forward(modules[region.path], self._passes.runner_in(region)))
+            self._unwrap.append(wrap_forward(modules[region.path], self._passes.runner_in(region), self))
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the plan is on its model still."""
+        return self._unwrap is not None
 
     def remove(self) -> None:
         """Take the plan off the model, which then is as it was before."""

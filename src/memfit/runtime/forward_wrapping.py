@@ -7,7 +7,8 @@ exception, which forward hooks do not: they miss KeyboardInterrupt.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -20,10 +21,11 @@ Runner = Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any]
 class WrappedForward:
     """Stands in for ``module.forward``. A copied or pickled module gets its own plain forward instead."""
 
-    def __init__(self, forward: Forward, runner: Runner) -> None:
+    def __init__(self, forward: Forward, runner: Runner, owner: object = None) -> None:
         functools.update_wrapper(self, forward)
         self.__wrapped__ = forward
         self.runner: Runner | None = runner
+        self.owner = owner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.runner is None:
@@ -35,10 +37,10 @@ class WrappedForward:
         return _itself, (self.__wrapped__,)
 
 
-def wrap_forward(module: nn.Module, runner: Runner) -> Callable[[], None]:
-    """Put ``runner`` around the module's forward; return what takes it off again."""
+def wrap_forward(module: nn.Module, runner: Runner, owner: object = None) -> Callable[[], None]:
+    """Put ``runner`` around the module's forward on behalf of ``owner``; return what takes it off again."""
     before = vars(module).get("forward")
-    wrapped = WrappedForward(module.forward, runner)
+    wrapped = WrappedForward(module.forward, runner, owner)
     vars(module)["forward"] = wrapped
 
     def unwrap() -> None:
@@ -57,6 +59,31 @@ def is_wrapped(module: nn.Module) -> bool:
     """Return whether something stands around the module's forward now."""
     forward = vars(module).get("forward")
     return isinstance(forward, WrappedForward) and forward.runner is not None
+
+
+def owners_of_wrappers(module: nn.Module) -> list[object]:
+    """Return the owners of what stands around the module's forward now, the outermost first."""
+    forward = vars(module).get("forward")
+    owners = []
+    while forward is not None:
+        if isinstance(forward, WrappedForward) and forward.runner is not None and forward.owner is not None:
+            owners.append(forward.owner)
+        forward = getattr(forward, "__wrapped__", None)
+    return owners
+
+
+@contextmanager
+def plans_set_aside(model: nn.Module) -> Iterator[None]:
+    """Run the model without its plans inside the block, those on its parts included."""
+    forwards = [vars(module).get("forward") for module in model.modules()]
+    wrapped = [(forward, forward.runner) for forward in forwards if isinstance(forward, WrappedForward)]
+    try:
+        for forward, _ in wrapped:
+            forward.runner = None
+        yield
+    finally:
+        for forward, runner in wrapped:
+            forward.runner = runner
 
 
 def _itself(forward: Forward) -> Forward:

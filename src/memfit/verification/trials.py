@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from memfit.capture.measuring.clocks import wait_for
 from memfit.capture.measuring.devices import device_of
@@ -16,7 +16,6 @@ from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.inputs import Input
 from memfit.progress import Progress
-from memfit.runtime.forward_wrapping import WrappedForward
 from memfit.runtime.ledger import peak_of
 from memfit.runtime.model_inputs import noting_inputs
 from memfit.verification.gradients import Gradients, gradients_of
@@ -103,17 +102,3 @@ class Trials:
             with self._state.kept():
                 self._held = list(record_step(self._step, self.device, existed_before)[0].outside)
         return self._held
-
-
-@contextmanager
-def plans_set_aside(model: nn.Module) -> Iterator[None]:
-    """Let the model run plain inside the block, whatever plan is at work on it or on its parts outside."""
-    forwards = [vars(module).get("forward") for module in model.modules()]
-    wrapped = [(forward, forward.runner) for forward in forwards if isinstance(forward, WrappedForward)]
-    try:
-        for forward, _ in wrapped:
-            forward.runner = None
-        yield
-    finally:
-        for forward, runner in wrapped:
-            forward.runner = runner

@@ -11,41 +11,49 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.capture.step_arguments import refuse_unfit_arguments
-from memfit.capture.training_step import Loss, TrainingStep
+from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, StepFunction
+from memfit.capture.training_step import TrainingStep
 from memfit.errors import InvalidParameterError, VerificationError
 from memfit.graph.inputs import difference_in_words
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Quartiles, Verification
 from memfit.progress import Progress, Quiet
+from memfit.runtime.forward_wrapping import plans_set_aside
 from memfit.runtime.model_inputs import warn_of_other_inputs
 from memfit.units import format_bytes
 from memfit.verification.gradients import GradientDifference, difference_between
 from memfit.verification.machine import device_name
 from memfit.verification.methods import plain, planned
-from memfit.verification.trials import Measured, Trials, plans_set_aside
+from memfit.verification.trials import Measured, Trials
 
 
 def verify(
     model: nn.Module,
     plan: Plan,
-    batch: Any,
+    batch: Any = None,
     *,
     loss: Loss | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    targets: Any = None,
+    step: StepFunction | None = None,
+    optimizer: Any = None,
+    gradients: GradientsMode = "fresh",
     progress: Progress | None = None,
 ) -> Verification:
-    """Run the plain and the planned step in turns, each from the same state, and tell how they differ.
+    """Run the plain and the planned step interleaved, each from the same state, and report how they differ.
 
-    ``batch``, ``loss`` and ``optimizer`` are as for `profile`; give the same, so that the peak is that of the step that
-    was planned. Everything is left as it was, the plan included that may be at work on the model already: it is set
-    aside meanwhile, and ``plan`` is what is tried. A batch of other shapes than those planned for is warned of.
+    The step arguments are as for `profile`; give the same, so that the peak is that of the step that was planned.
+    Everything is left as it was, a plan included that is applied to the model already: it is set aside meanwhile, and
+    ``plan`` is what is tried. A batch of other shapes than those planned for is warned of.
     """
     _refuse_unfit(model, plan)
-    refuse_unfit_arguments(loss, optimizer)
-    step = TrainingStep(model, batch, loss, optimizer)
+    arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
+    return verify_step(TrainingStep(model, arguments), plan, progress)
+
+
+def verify_step(step: TrainingStep, plan: Plan, progress: Progress | None = None) -> Verification:
+    """Verify ``plan`` on ``step``."""
     shown = Quiet() if progress is None else progress
-    with plans_set_aside(model):
+    with plans_set_aside(step.model):
         # Outside of the handlers, because an error under way keeps alive what the failed step had made.
         with suppress(torch.OutOfMemoryError):
             return _compared(step, plan, shown)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.capture.state.python_state import AttributeSnapshot
+from memfit.capture.step_arguments import innermost_optimizer, optimizers_within
 from memfit.capture.training_step import TrainingStep
 from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.call_arguments import is_strided, tensors_in, written_tensors
@@ -79,7 +80,7 @@ class KeptState:
 
     def _modules(self) -> list[nn.Module]:
         """Return the modules of the model, and those of the loss where it is one."""
-        loss = self._step.loss
+        loss = self._step.arguments.loss
         return [*self._step.model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
 
     def _drop_gradients(self) -> None:
@@ -89,12 +90,13 @@ class KeptState:
     @contextmanager
     def kept_optimizer(self) -> Iterator[None]:
         """Run all steps inside the block: afterwards the optimizer knows of none of them."""
-        optimizer = self._step.optimizer
-        if optimizer is None:
+        if self._step.optimizer is None:
             yield
             return
+        optimizer = innermost_optimizer(self._step.optimizer)
         # All of it, however many parameters it is for.
-        everything = [vars(optimizer), *optimizer.param_groups, *optimizer.state.values()]
+        wrappers = [vars(wrapper) for wrapper in optimizers_within(self._step.optimizer)]
+        everything = [*wrappers, *optimizer.param_groups, *optimizer.state.values()]
         snapshot = AttributeSnapshot(everything)
         try:
             yield
@@ -188,9 +190,11 @@ def _whole_storage_of(tensor: Tensor) -> Tensor:
 
 def _leaves_of(step: TrainingStep) -> list[Tensor]:
     leaves: list[Tensor] = list(step.model.parameters())
-    leaves += [tensor for tensor in tensors_of(step.batch) if tensor.is_leaf]
+    leaves += [tensor for tensor in tensors_of((step.batch, step.arguments.targets)) if tensor.is_leaf]
     if step.optimizer is not None:
-        leaves += [parameter for group in step.optimizer.param_groups for parameter in group["params"]]
+        leaves += [
+            parameter for group in innermost_optimizer(step.optimizer).param_groups for parameter in group["params"]
+        ]
     return list({id(leaf): leaf for leaf in leaves}.values())
 
 
