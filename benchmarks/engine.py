@@ -4,7 +4,7 @@
 
 Interleaved rounds: every method takes a few steps in turn, so that drift affects all of them alike. Times are
 medians over all rounds, with the spread from the first to the third quartile; a ratio is to the plain step of the same
-run. The activation peak is what the allocator (on the CPU: the ledger of live storages) saw above parameters and
+run. The activation peak is what the allocator saw above parameters and
 gradients.
 """
 

@@ -1,4 +1,4 @@
-"""How the benchmarks measure: interleaved rounds, medians with their spread, peaks from the allocator or the ledger."""
+"""How the benchmarks measure: interleaved rounds, medians with their spread, peaks from the allocator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import memfit
 from memfit.capture.measuring.clocks import wait_for
-from memfit.runtime.ledger import peak_of
+from memfit.runtime.allocation_meter import allocated_peak
 from memfit.units import format_bytes
 
 OutputAndLoss = Callable[[], tuple[Any, Tensor]]
@@ -239,7 +239,7 @@ class Race:
             self._model.zero_grad()
         before = bytes_now(self.device, self._held())
         begin = time.perf_counter()
-        entrant.peak_bytes = peak_of(self._step, self.device, self._held())
+        entrant.peak_bytes = allocated_peak(self._step, self.device, self._held())
         wait_for(self.device)
         entrant.rough_seconds = time.perf_counter() - begin
         entrant.activation_peak_bytes = entrant.peak_bytes - before

@@ -9,12 +9,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from tests.engine.storage_ledger import StorageLedger
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import memfit
-from memfit.runtime.ledger import StorageLedger, peak_of
+from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.native_build import native_module
 
 WIDTH = 64
@@ -69,7 +70,7 @@ def step_peak(model: nn.Module, batch: Tensor) -> int:
 
     step()
     model.zero_grad()
-    return peak_of(step, CPU, held=[*model.parameters(), batch])
+    return allocated_peak(step, CPU, held=[*model.parameters(), batch])
 
 
 def bytes_saved_by(model: nn.Module, batch: Tensor) -> int:

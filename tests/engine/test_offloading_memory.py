@@ -11,10 +11,13 @@ import pytest
 import torch
 from tests.engine.offloading_plans import EVERYTHING, plan_by_op
 from tests.engine.plans import every_value, profile_of
+from tests.engine.storage_ledger import StorageLedger, as_counted_by_ledger, ledger_peak
 from tests.engine.zoo import BY_NAME
 from torch import Tensor, nn
 
 import memfit
+from memfit.capture.recording.recorded_runs import no_garbage_collection
+from memfit.capture.state.kept_state import KeptState
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.plan import Decision
@@ -22,10 +25,8 @@ from memfit.planning.offload import offloadable
 from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
 from memfit.planning.step.offload_rules import Offloading
-from memfit.runtime.ledger import StorageLedger
 from memfit.runtime.native_tape import memory_told_to
 from memfit.verification.methods import planned
-from memfit.verification.trials import Trials
 
 NUM_LINKS = 6
 NUM_ELEMENTS = 1000
@@ -145,18 +146,19 @@ NUM_PLANS = 8
 def test_measured_peaks_are_the_predicted_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offloadable, "SMALLEST_OFFLOADED_BYTES", 1)
     example = BY_NAME[name]
-    profile, everything = profile_of(example), every_value(example)
+    profile, everything = as_counted_by_ledger(profile_of(example)), every_value(example)
     model, batch, loss = example.build()
     step = Step(profile)
     draw = random.Random(name)
     predicted, measured = [], []
     with example.context():
-        trials = Trials(TrainingStep(model, StepArguments(batch, loss)))
+        training_step = TrainingStep(model, StepArguments(batch, loss))
+        state = KeptState(training_step)
         for number in range(NUM_PLANS):
             share = (0.0, 0.3, 0.7)[number % 3]
             recomputed = step.recomputed_of({value for value in step.plannable if draw.random() < share})
-            held = offloadable.held_by(step, frozenset(recomputed), offloadable.may_be_offloaded(step))
-            offloaded = frozenset(value for value in held if draw.random() < 0.7)
+            may_leave = offloadable.held_by(step, frozenset(recomputed), offloadable.may_be_offloaded(step))
+            offloaded = frozenset(value for value in may_leave if draw.random() < 0.7)
             largest = max((profile.values[value].num_bytes for value in offloaded), default=0)
             offloading = Offloading(offloaded, draw.choice((0, largest, 3 * largest, EVERYTHING)))
             decisions = dict.fromkeys(recomputed, Decision.RECOMPUTE) | dict.fromkeys(offloaded, Decision.OFFLOAD)
@@ -168,5 +170,7 @@ def test_measured_peaks_are_the_predicted_ones(name: str, monkeypatch: pytest.Mo
                 window_bytes=offloading.window_bytes,
             )
             predicted.append(simulated(step, recomputed, offloading).peak_bytes)
-            measured.append(trials.measured(planned(plan)).peak_bytes)
+            held = [tensor for _, tensor in training_step.tensors()]
+            with state.kept(), planned(plan)(model), no_garbage_collection():
+                measured.append(ledger_peak(training_step.run, held))
     assert measured == predicted

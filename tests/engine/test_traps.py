@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.storage_ledger import StorageLedger
 from tests.engine.zoo.example import quiet_compilation
 from torch import Tensor, nn
 from torch.nn import functional
 
 import memfit
-from memfit.runtime.ledger import StorageLedger
 from memfit.runtime.torch_internals import DispatchMode
 
 WIDTH = 8

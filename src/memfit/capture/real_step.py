@@ -21,8 +21,8 @@ from memfit.capture.recording.step_recording import OpFacts, Recording, values_o
 from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp
+from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.fingerprint import fingerprint_of
-from memfit.runtime.ledger import peak_of
 from memfit.runtime.model_inputs import noting_inputs
 from memfit.runtime.native_tape import fuses_on
 
@@ -56,7 +56,7 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
         without_saves = record_without_saves(step, device, existed_before)
     with state.kept(), no_garbage_collection():
         allocated_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
-        peak_bytes = peak_of(step.run, device, held=recording.outside)
+        peak_bytes = allocated_peak(step.run, device, held=recording.outside)
     synchronized = timed_synchronized(step, device, state)
     # A CPU computes as it launches: nothing runs ahead, and back-to-back steps are synchronized ones.
     on_host = device.type == "cpu"

@@ -6,6 +6,7 @@ Where it cannot be built (no compiler, another platform), the engine of `tape.py
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import functools
 import hashlib
@@ -18,6 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +27,53 @@ import torch
 
 _SOURCES = Path(__file__).with_name("native")
 _MODULE = "memfit_native_tape"
+_ENGINE_LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch_python")
+_METER_LIBRARIES = ("-lc10", "-ltorch_cpu")
+_METER = "allocation_meter.cpp"
 
 
 @functools.cache
 def native_module() -> Any:
     """Return the built and loaded module, or None where there is none. The first call on a machine builds it."""
+    return _usable(lambda compiler: _loaded(_built(compiler)))
+
+
+@functools.cache
+def native_allocation_meter() -> ctypes.CDLL | None:
+    """Return the library of ``allocation_meter.cpp``, or None where there is none. It is built in seconds."""
+    library: ctypes.CDLL | None = _usable(
+        lambda compiler: ctypes.CDLL(str(_built(compiler, _METER, ("-lc10", "-ltorch_cpu"))))
+    )
+    return library
+
+
+def _usable(built_by: Callable[[str], Any]) -> Any:
+    """Return what is built with the compiler at hand, None where that cannot be."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if os.environ.get("MEMFIT_NATIVE") == "0" or sys.platform != "linux" or compiler is None:
         return None
     try:
-        return _loaded(_built(compiler))
+        return built_by(compiler)
     except (OSError, ImportError, RuntimeError) as error:
         warnings.warn(
             f"the C++ part of memfit could not be built with {compiler} ({error}); the engine in Python does the same, "
             "for more time on each op. MEMFIT_NATIVE=0 asks for that one",
-            stacklevel=2,
+            stacklevel=3,
         )
         return None
 
 
-def _built(compiler: str) -> Path:
+def _built(compiler: str, main: str = "module.cpp", libraries: Sequence[str] = _ENGINE_LIBRARIES) -> Path:
     """Return the library, which is built where this source was not yet, for this torch and this Python."""
-    command = _command(compiler)
-    sources = [path.read_text() for path in sorted(_SOURCES.iterdir()) if path.is_file()]
+    command = _command(compiler, main, libraries)
+    # The meter stands alone.
+    used = [_SOURCES / main] if main == _METER else [path for path in sorted(_SOURCES.iterdir()) if path.name != _METER]
+    sources = [path.read_text() for path in used if path.is_file()]
     torch_build = f"{torch.__version__} {torch.version.git_version}"
     ingredients = "\n".join([*sources, torch_build, sys.version, *command])
     folder = _writable_folder()
-    library = folder / f"{_MODULE}-{hashlib.sha256(ingredients.encode()).hexdigest()[:16]}.so"
+    name = "memfit_allocation_meter" if main == _METER else _MODULE
+    library = folder / f"{name}-{hashlib.sha256(ingredients.encode()).hexdigest()[:16]}.so"
     if library.exists():
         return library
     with (folder / f"{library.name}.lock").open("w") as lock:
@@ -67,7 +89,7 @@ def _built(compiler: str) -> Path:
     return library
 
 
-def _command(compiler: str) -> list[str]:
+def _command(compiler: str, main: str, libraries: Sequence[str]) -> list[str]:
     torch_folder = Path(torch.__file__).parent
     includes = (torch_folder / "include", Path(sysconfig.get_paths()["include"]))
     return [
@@ -76,9 +98,9 @@ def _command(compiler: str) -> list[str]:
         f"-DMEMFIT_MODULE={_MODULE}",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(f"-I{folder}" for folder in includes),
-        str(_SOURCES / "module.cpp"),
+        str(_SOURCES / main),
         f"-L{torch_folder / 'lib'}",
-        *("-lc10", "-ltorch_cpu", "-ltorch_python"),
+        *libraries,
     ]
 
 

@@ -5,9 +5,9 @@ Checked on torch 2.11.0 (CUDA) and 2.13.0 (CPU).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch._ops import OpOverload as OpOverload
@@ -107,3 +107,60 @@ def pytree_children(value: object) -> list[Any] | None:
 def storageless(cls: type[torch.Tensor], shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return an object of the subclass ``cls`` that has a shape and a type, and no storage."""
     return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+
+
+@contextmanager
+def profilers_paused() -> Iterator[None]:
+    """Let a profiler that is active in this thread record nothing inside the block."""
+    # Recording ops looks for the profiler where a meter of memory stands instead.
+    is_profiling = torch._C._autograd._profiler_enabled()
+    if is_profiling:
+        torch._C._autograd._enable_record_function(False)
+    try:
+        yield
+    finally:
+        if is_profiling:
+            torch._C._autograd._enable_record_function(True)
+
+
+class MemoryEvent(NamedTuple):
+    """An allocation that the CPU's allocator reported, or with negative ``num_bytes`` a free.
+
+    Without an ``address``, it was recorded by `record_free`.
+    """
+
+    address: int | None
+    num_bytes: int
+
+
+_FREE_EVENT = "memfit frees "
+
+
+def record_free(num_bytes: int) -> None:
+    """Let a profiler record that so many bytes are freed now, which the allocator will not report."""
+    if torch._C._autograd._profiler_enabled():
+        with torch.autograd.profiler.record_function(f"{_FREE_EVENT}{num_bytes}"):
+            pass
+
+
+@contextmanager
+def recorded_memory_events() -> Iterator[list[MemoryEvent]]:
+    """Record what the CPU's allocator reports inside the block; the list is filled at its end, in order of time."""
+    events: list[MemoryEvent] = []
+    with torch.autograd.profiler.profile(use_cpu=True, profile_memory=True) as profiler:
+        yield events
+    assert profiler.kineto_results is not None
+    nodes = sorted(_nodes(profiler.kineto_results.experimental_event_tree()), key=lambda node: node.start_time_ns)
+    for node in nodes:
+        if node.name.startswith(_FREE_EVENT):
+            events.append(MemoryEvent(None, -int(node.name.removeprefix(_FREE_EVENT))))
+        elif node.name == "[memory]" and node.extra_fields.device.type == "cpu":
+            events.append(MemoryEvent(node.extra_fields.ptr, node.extra_fields.alloc_size))
+
+
+def _nodes(roots: Any) -> Iterator[Any]:
+    waiting = [*roots]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += node.children

@@ -16,7 +16,7 @@ from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.inputs import Input
 from memfit.progress import Progress
-from memfit.runtime.ledger import peak_of
+from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.model_inputs import noting_inputs
 from memfit.verification.gradients import Gradients, gradients_of
 from memfit.verification.methods import Way
@@ -61,7 +61,7 @@ class Trials:
         held = self._tensors_from_outside()
         with self._state.kept(), way(self._step.model):
             with no_garbage_collection():
-                peak_bytes = peak_of(self._step.run, self.device, held)
+                peak_bytes = allocated_peak(self._step.run, self.device, held)
             return Measured(peak_bytes, gradients_of(self._step))
 
     def seconds(self, way: Way) -> float:
@@ -89,7 +89,7 @@ class Trials:
         return seconds
 
     def _tensors_from_outside(self) -> list[Tensor]:
-        """Return what the ledger must count from the start, such as targets that only the loss knows.
+        """Return what counts from the start, such as targets that only the loss knows.
 
         CUDA's allocator needs no telling.
         """

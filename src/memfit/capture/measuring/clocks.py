@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from memfit.runtime.allocation_meter import allocated_inside
 from memfit.runtime.torch_internals import keep_gpu_busy
 
 Call = Callable[[], object]
@@ -114,8 +115,8 @@ class WallClock:
         return median(self._seconds(call) for _ in range(repeats))
 
     def run_weighed(self, call: Call) -> tuple[Any, int]:
-        """Run ``call`` once; what it holds on the host for itself is not known."""
-        return call(), 0
+        """Run ``call`` once and return its result and the most bytes that it held beyond that."""
+        return allocated_inside(call) if self._device.type == "cpu" else (call(), 0)
 
     def run_timed(self, call: Call) -> tuple[Any, float]:
         """Run ``call`` once and return its result and its seconds."""

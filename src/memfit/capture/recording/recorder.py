@@ -19,10 +19,10 @@ from memfit.capture.recording.step_recording import NewValue, Recording, SeenSav
 from memfit.graph.model_profile import Phase, RecordedOp, Replay
 from memfit.graph.names import ValueName
 from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, is_strided, tensors_in, written_tensors
-from memfit.runtime.ledger import storage_bytes_on
 from memfit.runtime.native_tape import fuses_on
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
 from memfit.runtime.storage_attribute import StorageAttribute
+from memfit.runtime.storage_size import storage_bytes_on
 from memfit.runtime.torch_internals import DispatchMode
 
 UNSEEN_OP = "memfit.unseen"

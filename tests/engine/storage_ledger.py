@@ -1,22 +1,25 @@
 """A ledger of live storages: how many bytes of tensors exist at each moment of a step, and the most there were.
 
-It sees what the dispatcher allocates, op by op, so that two runs of a step can be compared to the byte. On CUDA the
-allocator's own statistics say more: they include what kernels take for themselves.
+It counts what the dispatcher allocates, op by op, and leaves out what the engine hides from dispatch modes, such as
+copies in the host's memory where the device is the CPU itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from memfit.calibration.calibrating import UNACCOUNTED
+from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.call_arguments import is_strided, tensors_in
 from memfit.runtime.native_tape import memory_told_to
 from memfit.runtime.storage_attribute import StorageAttribute
-from memfit.runtime.storage_size import storage_bytes_on as storage_bytes_on
+from memfit.runtime.storage_size import storage_bytes_on
 from memfit.runtime.torch_internals import DispatchMode
 
 _ledger_numbers = count()
@@ -62,26 +65,22 @@ class StorageLedger(DispatchMode):
                 self._entries.remove(tensor.untyped_storage())
 
 
-def peak_of(step: Callable[[], object], device: torch.device, held: Sequence[Tensor]) -> int:
-    """Run ``step`` and return the most bytes that lived on ``device`` during it.
-
-    On CUDA that is the allocator's word on the whole device; elsewhere, the ledger's on the tensors in ``held`` and all
-    that the step makes.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device)
-    ledger = StorageLedger(device)
-    ledger.track(held)
+def ledger_peak(step: Callable[[], object], held: Iterable[Tensor] = ()) -> int:
+    """Run ``step`` and return the most bytes of storages that lived during it, those of ``held`` included."""
+    ledger, kept = StorageLedger(), list(held)
+    ledger.track(kept)
     try:
         with ledger, memory_told_to(lambda made: ledger.track([made])):
             step()
     finally:
-        ledger.forget(held)
+        ledger.forget(kept)
     return ledger.peak_bytes
+
+
+def as_counted_by_ledger(profile: ModelProfile) -> ModelProfile:
+    """Return ``profile`` without what only the allocator knows of: what ops hold while they run."""
+    ops = tuple(replace(op, workspace_bytes=0) for op in profile.ops)
+    return replace(profile, ops=ops, values=tuple(value for value in profile.values if value.name != UNACCOUNTED))
 
 
 class _Entry:
