@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from memfit.profiling import profile_of_step
 from memfit.profiling import refuse_unfit as refuse_unfit_to_profile
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.apply import Applied, remove
+from memfit.runtime.chunked_loss.language_model_head import head_of
 from memfit.runtime.tape_choice import TapeChoice
 from memfit.units import format_bytes
 from memfit.verification.verifying import verify_step
@@ -31,6 +32,10 @@ from memfit.verification.verifying import verify_step
 _TOLERATED_PEAK_MISS = 0.05
 # Each plan leaves room for how far the last one missed its prediction, so that one repetition is the rule.
 _MOST_PLANS = 4
+# A plan that changes bits must be faster by more than two measurements of one step differ by.
+_TIMING_NOISE = 0.02
+# Logits and their gradient are worth a hint where they are this share of the smallest peak.
+_LARGE_LOGITS_SHARE = 0.1
 
 
 class Fitted(Applied):
@@ -67,19 +72,26 @@ def fit(
     ``host_budget``, the host's memory that values may be offloaded to; on a CPU there is nowhere to offload to.
     The plan is tried before it is put on the model, and one that breaks the budget or changes gradients never is. It
     replaces a plan that an earlier call put there. The result has the ``profile``, the ``plan`` and the
-    ``verification``; its ``remove()`` ends it. A terminal shows a progress bar; ``progress`` takes its place.
+    ``verification``; its ``remove()`` ends it.
+
+    With ``chunk_loss``, the plan may compute a language model's output projection and cross-entropy in chunks of
+    tokens, so that the logits never exist as a whole: where that is faster at the budget, or the only way to keep it.
+    Logits that somebody reads are computed then. Sums run in another order, so that gradients are compared within a
+    tolerance (``Verification.gradient_tolerance``). Models of transformers need no change; others call their
+    ``lm_head``, and `torch.nn.functional.cross_entropy` on what it returns, or `linear_cross_entropy` directly.
+
+    A terminal shows a progress bar; ``progress`` takes its place.
     """
     _refuse_unfit(model)
     checked_budget(budget)
     checked_host_budget(host_budget)
-    _refuse_what_is_missing(compile=compile, chunk_loss=chunk_loss, batches=batches)
+    _refuse_what_is_missing(compile=compile, batches=batches)
+    if chunk_loss:
+        head_of(model)
     arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
     training_step = TrainingStep(model, arguments)
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
-        shown.stage("profiling the plain step")
-        profile = _profiled(training_step)
-        shown.stage("planning")
-        plan = plan_step(profile, budget=budget, host_budget=host_budget)
+        profile, plan = _fastest(training_step, budget, host_budget, shown, chunk_loss=chunk_loss)
         verification = verify_step(training_step, plan, shown)
         for _ in range(1, _MOST_PLANS):
             if verification.within_budget:
@@ -99,16 +111,87 @@ def _refuse_what_is_missing(**options: object) -> None:
             raise InvalidParameterError(f"{name}={value!r} is not available in this version of memfit")
 
 
-def _profiled(step: TrainingStep) -> ModelProfile:
+class _Choice(NamedTuple):
+    """A profile, and the plan for it."""
+
+    profile: ModelProfile
+    plan: Plan
+
+    @property
+    def step_seconds(self) -> float:
+        return self.profile.step_seconds * (1 + self.plan.predicted_overhead)
+
+
+def _fastest(
+    step: TrainingStep, budget: BudgetLike, host_budget: HostBudgetLike, progress: Progress, *, chunk_loss: bool
+) -> _Choice:
+    """Return the fastest plan for ``budget``, with a chunked loss or without."""
+    progress.stage("profiling the plain step")
+    plain = _profiled(step)
+    progress.stage("planning")
+    chosen: _Choice | None = None
+    infeasible: InfeasibleBudgetError | None = None
+    try:
+        chosen = _Choice(plain, plan_step(plain, budget=budget, host_budget=host_budget))
+    except InfeasibleBudgetError as error:
+        if not chunk_loss:
+            raise _pointing_to_chunks(error, step.model, plain) from None
+        infeasible = error
+    if not chunk_loss:
+        assert chosen is not None
+        return chosen
+    progress.stage("profiling the step with a chunked loss")
+    chunked = _profiled(step, chunk_loss=True)
+    if not chunked.chunks_loss:
+        warnings.warn(
+            f"chunk_loss=True changes nothing: {type(step.model).__name__} uses its logits for more than their "
+            "cross-entropy, so that they are computed whole; the loss is computed as before",
+            stacklevel=3,
+        )
+    progress.stage("planning with a chunked loss")
+    try:
+        in_chunks = _Choice(chunked, plan_step(chunked, budget=budget, host_budget=host_budget))
+    except InfeasibleBudgetError as error:
+        if infeasible is None:
+            assert chosen is not None
+            return chosen
+        raise min(infeasible, error, key=lambda each: each.minimum_bytes) from None
+    if chosen is None:
+        return in_chunks
+    # Estimated seconds are not compared with measured ones: what could be run is chosen.
+    if chosen.profile.measured_with != chunked.measured_with:
+        return in_chunks
+    is_faster = in_chunks.step_seconds < chosen.step_seconds * (1 - _TIMING_NOISE)
+    return in_chunks if chunked.chunks_loss and is_faster else chosen
+
+
+def _pointing_to_chunks(error: InfeasibleBudgetError, model: nn.Module, profile: ModelProfile) -> InfeasibleBudgetError:
+    """Return the error with a hint at ``chunk_loss``, where logits are a large part of the smallest peak."""
+    try:
+        head = head_of(model)
+    except InvalidParameterError:
+        return error
+    made = [value for op in profile.ops if op.module == head.path for value in op.outputs if value is not None]
+    logits_bytes = max((profile.values[value].num_bytes for value in made), default=0)
+    if 2 * logits_bytes < _LARGE_LOGITS_SHARE * error.minimum_bytes:
+        return error
+    return InfeasibleBudgetError(
+        f"{error}. The logits take {format_bytes(logits_bytes)}, and as much again in the backward pass: with "
+        "chunk_loss=True they are computed in chunks of tokens, where the model does not change them before the loss",
+        minimum_bytes=error.minimum_bytes,
+    )
+
+
+def _profiled(step: TrainingStep, *, chunk_loss: bool = False) -> ModelProfile:
     """Return the profile of the real step, or where that does not fit the device, of one on fake tensors."""
     refuse_unfit_to_profile(step.model, "real")
     try:
-        return profile_of_step(step, "real")
+        return profile_of_step(step, "real", chunk_loss=chunk_loss)
     except MemfitError as error:
         if not isinstance(error.__cause__, torch.OutOfMemoryError):
             raise
     # Outside of the handler, because an error under way keeps alive what the failed step had made.
-    return profile_of_step(step, "fake")
+    return profile_of_step(step, "fake", chunk_loss=chunk_loss)
 
 
 def _plan_with_more_room(
@@ -158,7 +241,7 @@ def _refuse_broken(verification: Verification) -> None:
 
 
 def _warn_of_surprises(profile: ModelProfile, plan: Plan, verification: Verification) -> None:
-    if not plan.recorded_modules:
+    if not plan.recorded_modules and not plan.chunks_loss:
         warnings.warn(
             f"the plan changes nothing: the plain step peaks at {format_bytes(profile.peak_bytes)}, which is within "
             f"the budget of {format_bytes(plan.budget_bytes or 0)}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, St
 from memfit.capture.training_step import TrainingStep
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
+from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks
 from memfit.runtime.forward_wrapping import plans_set_aside
 
 ProfileMode = Literal["real", "fake"]
@@ -40,6 +42,7 @@ def profile(
     optimizer: Any = None,
     mode: ProfileMode = "real",
     gradients: GradientsMode = "fresh",
+    chunk_loss: bool = False,
 ) -> ModelProfile:
     """Measure one training step of ``model`` and describe it as data.
 
@@ -60,17 +63,24 @@ def profile(
 
     Where the plain step does not fit the device, ``mode="fake"`` runs it on fake tensors, which take no memory: sizes
     are as exact, times are estimates. ``ModelProfile.measured_with`` says which it was.
+
+    With ``chunk_loss``, the step is measured with a language model's output projection and cross-entropy in chunks of
+    tokens, as `fit` describes it. A plan for that profile runs it in the same way.
     """
     refuse_unfit(model, mode)
     arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
-    return profile_of_step(TrainingStep(model, arguments), mode)
+    return profile_of_step(TrainingStep(model, arguments), mode, chunk_loss=chunk_loss)
 
 
-def profile_of_step(step: TrainingStep, mode: ProfileMode) -> ModelProfile:
-    """Return the profile of ``step``, whose model has passed `refuse_unfit`."""
+def profile_of_step(step: TrainingStep, mode: ProfileMode, *, chunk_loss: bool = False) -> ModelProfile:
+    """Return the profile of ``step``, whose model has passed `refuse_unfit`; with ``chunk_loss``, of it in chunks."""
     try:
         with plans_set_aside(step.model):
-            return _PROFILE_OF_STEP[mode](step)
+            if not chunk_loss:
+                return _PROFILE_OF_STEP[mode](step)
+            with loss_in_chunks(step.model) as lazy_head:
+                profile = _PROFILE_OF_STEP[mode](step)
+            return replace(profile, chunks_loss=lazy_head.has_chunked)
     except torch.OutOfMemoryError as error:
         raise MemfitError(
             "the plain step does not fit the device, so that it cannot be measured there; profile(..., mode='fake') "

@@ -32,6 +32,7 @@ from memfit.capture.training_step import TrainingStep
 from memfit.errors import MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.batch_tensors import tensors_of
+from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks_as_in
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.model_inputs import noting_inputs
 from memfit.runtime.torch_internals import (
@@ -49,7 +50,7 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
     fake = _fake_copy(step, fake_mode)
     device = device_of(fake)
     state = KeptState(fake)
-    with _explained_limits(), fake_mode:
+    with _explained_limits(), fake_mode, loss_in_chunks_as_in(fake.model, step.model):
         if fake.optimizer is not None:
             # The first run creates the optimizer's state.
             with state.kept():

@@ -60,4 +60,6 @@ def _mark_of(verification: Verification) -> Mark | None:
         return None
     budget = "" if verification.budget_bytes is None else f" at {format_bytes(verification.budget_bytes)}"
     note = "gradients equal" if verification.gradients_equal else "gradients differ in their last bits"
+    if verification.gradient_tolerance is not None:
+        note = f"gradients {verification.summary_lines()['gradients']}"
     return Mark(f"measured{budget}", verification.peak_bytes, verification.overhead, is_measured=True, note=note)

@@ -162,7 +162,8 @@ class ModelProfile:
     ``host`` is what the host has to do while the device computes; None where they are one, or it was not measured.
     ``inputs`` are the tensors that the model was called with. ``link`` connects to the host's memory; None where that
     is the device's own, or it was not measured. ``unthrottled_share`` is what the ops would take in all, as a share of
-    their seconds in the step, on a device whose clock is not throttled.
+    their seconds in the step, on a device whose clock is not throttled. ``chunks_loss`` is whether the step computes a
+    language model's head and loss in chunks of tokens.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -179,6 +180,7 @@ class ModelProfile:
     inputs: tuple[Input, ...] = ()
     link: Link | None = None
     unthrottled_share: float = 1.0
+    chunks_loss: bool = False
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path`` as JSON, compressed where the path ends in ``.gz``."""

@@ -44,6 +44,7 @@ class Plan:
 
     Offloaded values take ``host_bytes`` of the host's pinned memory. At most ``window_bytes`` of them are on their way
     at a time: out of the device in the forward pass, and fetched ahead of their reader in the backward pass.
+    With ``chunks_loss``, a language model's head and loss are computed in chunks of tokens.
     """
 
     decisions: Mapping[str, Decision]
@@ -58,6 +59,7 @@ class Plan:
     inputs: tuple[Input, ...] = ()
     host_bytes: int = 0
     window_bytes: int = 0
+    chunks_loss: bool = False
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to ``path`` as JSON with one decision a line, all of it or nothing."""
@@ -86,6 +88,8 @@ class Plan:
             lines["budget"] = format_bytes(self.budget_bytes)
         lines["time"] = f"{format_overhead(self.predicted_overhead)} predicted"
         lines["values"] = decided or "none"
+        if self.chunks_loss:
+            lines["loss"] = "in chunks of tokens"
         if self.host_bytes:
             lines["host"] = f"{format_bytes(self.host_bytes)} of pinned memory"
         return lines

@@ -69,6 +69,7 @@ def plan_text(plan: Plan) -> str:
         "recompute_flops": plan.recompute_flops,
         "recorded_modules": list(plan.recorded_modules),
         "hooked_modules": list(plan.hooked_modules),
+        **({"chunks_loss": True} if plan.chunks_loss else {}),
         **({name: getattr(plan, name) for name in _OFFLOADING} if plan.host_bytes or plan.window_bytes else {}),
     }
     lines = [f"  {_text(name)}: {_text(value)}," for name, value in head.items()]
@@ -79,7 +80,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Return the plan in the file at ``path``; what is wrong with it is a ``PlanFileError`` with the place."""
     document = read_document(path)
     check_kind(document, path, expected=PLAN_FORMAT, version=PLAN_VERSION)
-    check_fields(document, f"{path}", required=_FIELDS, optional=frozenset({"inputs", *_OFFLOADING}))
+    check_fields(document, f"{path}", required=_FIELDS, optional=frozenset({"inputs", "chunks_loss", *_OFFLOADING}))
     budget_bytes = document["budget_bytes"]
     for name in _MODULES:
         paths = document[name]
@@ -87,6 +88,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
             raise PlanFileError(f'{path}: "{name}" must be a list of module paths; got {shown(paths)}')
     if not isinstance(document["fingerprint"], str):
         raise PlanFileError(f'{path}: "fingerprint" must be a text; got {shown(document["fingerprint"])}')
+    chunks_loss = document.get("chunks_loss", False)
+    if not isinstance(chunks_loss, bool):
+        raise PlanFileError(f'{path}: "chunks_loss" must be true or false; got {shown(chunks_loss)}')
     try:
         if budget_bytes is not None:
             budget_bytes = whole_number(budget_bytes, "budget_bytes", maximum=None)
@@ -108,6 +112,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         optimality_gap=_share(document, "optimality_gap", path),
         host_bytes=offloading["host_bytes"],
         window_bytes=offloading["window_bytes"],
+        chunks_loss=chunks_loss,
     )
 
 

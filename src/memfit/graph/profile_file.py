@@ -65,6 +65,8 @@ def save_profile(profile: ModelProfile, path: str | os.PathLike[str]) -> None:
         head["link"] = asdict(profile.link)
     if profile.unthrottled_share != 1.0:
         head["unthrottled_share"] = profile.unthrottled_share
+    if profile.chunks_loss:
+        head["chunks_loss"] = True
     entries = {
         "blocks": map(_block_entry, profile.blocks),
         "ops": map(_op_entry, profile.ops),
@@ -80,9 +82,8 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     document = read_document(path)
     check_kind(document, path, expected=PROFILE_FORMAT, version=PROFILE_VERSION)
     required = frozenset({"format", "version", *_HEAD, *_LISTS})
-    check_fields(
-        document, f"{path}", required=required, optional=frozenset({"host", "inputs", "link", "unthrottled_share"})
-    )
+    optional = frozenset({"host", "inputs", "link", "unthrottled_share", "chunks_loss"})
+    check_fields(document, f"{path}", required=required, optional=optional)
     for name in _LISTS:
         if not isinstance(document[name], list):
             raise PlanFileError(f'{path}: "{name}" must be a list; got {shown(document[name])}')
@@ -94,6 +95,9 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     if document.get("link") is not None:
         contents["link"] = _read(reader.link, document["link"], f"{path}: link")
     contents["unthrottled_share"] = _read(reader.unthrottled_share, document.get("unthrottled_share", 1.0), f"{path}")
+    contents["chunks_loss"] = document.get("chunks_loss", False)
+    if not isinstance(contents["chunks_loss"], bool):
+        raise PlanFileError(f'{path}: "chunks_loss" must be true or false; got {shown(contents["chunks_loss"])}')
     for name, read in (("ops", reader.op), ("values", reader.value), ("blocks", reader.block)):
         entries = enumerate(document[name])
         contents[name] = tuple(_read(read, entry, f"{path}: {name}[{place}]") for place, entry in entries)

@@ -35,6 +35,11 @@ class Verification:
     memory of offloaded values. Seconds are medians over ``num_rounds`` rounds; ``overhead`` is the ratio of the medians
     less 1, and its quartiles are those of the rounds' own ratios.
 
+    A plan with a chunked loss sums in another order than the plain step. Its gradients hold where ``gradient_distance``
+    is at most ``gradient_tolerance``: the largest distance of a tensor from the plain one as a share of its length (or
+    of the length that it would have if all gradients were of about the same size, where that is larger). The tolerance
+    is the square root of the rounding unit of the logits' type, and None for other plans, whose bits must agree.
+
     Where the plain step does not fit the device, its fields and those computed from it are None.
     """
 
@@ -60,6 +65,8 @@ class Verification:
     fingerprint: str
     plain_gradient_distance: float | None = None
     host_bytes: int = 0
+    gradient_distance: float | None = None
+    gradient_tolerance: float | None = None
 
     @property
     def within_budget(self) -> bool:
@@ -70,10 +77,13 @@ class Verification:
     def gradients_hold(self) -> bool:
         """Whether the gradients are as good as the plain step's: the same bits, or as close as that comes to itself.
 
-        True too where there is no plain step to compare with.
+        With a chunked loss, whether they are within the tolerance. True too where there is no plain step to compare
+        with.
         """
         if self.gradients_equal is None or self.gradients_equal:
             return True
+        if self.gradient_tolerance is not None and self.gradient_distance is not None and not self.plain_differs:
+            return self.gradient_distance <= self.gradient_tolerance
         if self.plain_reproducible or self.max_gradient_error is None or self.plain_gradient_error is None:
             return False
         return not self.plain_differs and self.max_gradient_error <= _NOISE_FACTOR * self.plain_gradient_error
@@ -97,7 +107,7 @@ class Verification:
         """Return what was measured, a few words for each."""
         plain = "" if self.plain_peak_bytes is None else f"{format_bytes(self.plain_peak_bytes)} plain, "
         lines = {
-            "gradients": {None: "not compared", True: "equal", False: "not equal"}[self.gradients_equal],
+            "gradients": self._gradients_in_words(),
             "peak": f"{format_bytes(self.peak_bytes)} ({plain}{format_bytes(self.predicted_peak_bytes)} predicted)",
         }
         if self.budget_bytes is not None:
@@ -105,6 +115,14 @@ class Verification:
             lines["budget"] = f"{side} {format_bytes(self.budget_bytes)}"
         lines["time"] = f"{format_overhead(self.overhead)}, {format_seconds(self.step_seconds)} per step"
         return lines
+
+    def _gradients_in_words(self) -> str:
+        if self.gradients_equal is None:
+            return "not compared"
+        if self.gradients_equal or self.gradient_tolerance is None or self.gradient_distance is None:
+            return "equal" if self.gradients_equal else "not equal"
+        side = "within" if self.gradients_hold else "outside"
+        return f"{side} the tolerance of {self.gradient_tolerance:.1e} ({self.gradient_distance:.1e} apart)"
 
     def __repr__(self) -> str:
         return text_summary("Verification", self.summary_lines())

@@ -20,7 +20,7 @@ VERIFICATION_VERSION = 1
 _INFINITE = "infinite"
 _FIELDS = tuple(field.name for field in fields(Verification))
 # Not in files of memfit's first days.
-_LATER_FIELDS = frozenset({"plain_gradient_distance", "host_bytes"})
+_LATER_FIELDS = frozenset({"plain_gradient_distance", "host_bytes", "gradient_distance", "gradient_tolerance"})
 # Written for readers and other tools; read back, they follow from the rest.
 _EXTRAS = ("within_budget", "holds")
 
@@ -120,4 +120,6 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "fingerprint": _text,
     "plain_gradient_distance": _or_none(_error),
     "host_bytes": whole_number,
+    "gradient_distance": _or_none(_error),
+    "gradient_tolerance": _or_none(_number),
 }

@@ -236,6 +236,7 @@ def _plan_of(known: KnownStep, choice: Candidate, *, budget_bytes: int | None, o
         optimality_gap=gap_seconds / step_seconds,
         budget_bytes=budget_bytes,
         inputs=profile.inputs,
+        chunks_loss=profile.chunks_loss,
         host_bytes=host_bytes_of(step, choice.offloading.values),
         window_bytes=choice.offloading.window_bytes,
     )

@@ -142,6 +142,8 @@ def _gradients_in_words(verification: Verification) -> Text:
         return Text("not compared, because the plain step does not fit the device", style="yellow")
     if verification.gradients_equal:
         return Text("equal, bit for bit", style="green")
+    if verification.gradient_tolerance is not None and verification.gradients_hold:
+        return Text(verification.summary_lines()["gradients"], style="green")
     words = f"largest relative error {verification.max_gradient_error:.2g}"
     if verification.gradients_hold:
         return Text(f"{words}; the plain step differs from itself by {verification.plain_gradient_error:.2g}")

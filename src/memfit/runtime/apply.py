@@ -14,6 +14,7 @@ from torch import nn
 
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.plan import Plan
+from memfit.runtime.chunked_loss.language_model_head import chunk_loss_of
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, owners_of_wrappers, wrap_forward
@@ -32,7 +33,7 @@ def apply(model: nn.Module, plan: Plan) -> Applied:
     was made for have right gradients and another peak; the first one warns.
     """
     _refuse_unfit(model, plan)
-    if not plan.recorded_modules:
+    if not plan.recorded_modules and not plan.chunks_loss:
         warnings.warn("the plan saves every value: training runs as before, nothing will change", stacklevel=2)
     return Applied(model, plan, TapeChoice())
 
@@ -54,7 +55,8 @@ class Applied:
         self.model = model
         self.plan = plan
         self._passes = _ForwardPasses(new_tape, InputCheck(plan.inputs))
-        self._unwrap: list[Callable[[], None]] | None = []
+        # The chunked loss is part of what the plan was made for: it is inside whatever the plan records.
+        self._unwrap: list[Callable[[], None]] | None = [chunk_loss_of(model)] if plan.chunks_loss else []
         modules = dict(model.named_modules())
         regions = regions_of(plan, model)
         if regions and all(region.path for region in regions):

@@ -56,9 +56,8 @@ def wrap_forward(module: nn.Module, runner: Runner, owner: object = None) -> Cal
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Return whether something stands around the module's forward now."""
-    forward = vars(module).get("forward")
-    return isinstance(forward, WrappedForward) and forward.runner is not None
+    """Return whether a plan stands around the module's forward now."""
+    return bool(owners_of_wrappers(module))
 
 
 def owners_of_wrappers(module: nn.Module) -> list[object]:

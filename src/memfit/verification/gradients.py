@@ -18,16 +18,18 @@ Gradients = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class GradientDifference:
-    """The names whose gradients differ in any bit, the largest relative error over all of them, and their distance.
+    """The names whose gradients differ in any bit, the largest relative error over all of them, and their distances.
 
     The distance is of all gradients as one vector, as a share of its length. Gradients that would be zero if numbers
     were exact (a bias before a norm, those of an attention's keys) are nothing but rounding: they may have any relative
-    error, and are nothing beside the others.
+    error, and are nothing beside the others. The largest distance is that of a single tensor, as a share of its length,
+    or where that is larger, of the length that it would have if all gradients were of about the same size.
     """
 
     names: tuple[str, ...]
     max_error: float
     distance: float
+    largest_distance: float
 
 
 def gradients_of(step: TrainingStep) -> Gradients:
@@ -44,11 +46,20 @@ def difference_between(plain: Gradients, other: Gradients) -> GradientDifference
     """Return how ``other`` differs from ``plain``."""
     names = tuple(name for name, gradient in plain.items() if not _same(gradient, other[name]))
     if not names:
-        return GradientDifference((), 0.0, 0.0)
+        return GradientDifference((), 0.0, 0.0, 0.0)
     max_error = max(relative_error(plain[name], other[name]) for name in names)
-    apart = math.hypot(*(_distance(plain[name], other[name]) for name in names))
-    length = math.hypot(*(_length(gradient) for gradient in plain.values() if gradient is not None))
-    return GradientDifference(names, max_error, apart / length if length else math.inf)
+    distances = {name: _distance(plain[name], other[name]) for name in names}
+    lengths = {name: _length(gradient) for name, gradient in plain.items() if gradient is not None}
+    length = math.hypot(*lengths.values())
+    if not length:
+        return GradientDifference(names, max_error, math.inf, math.inf)
+    num_elements = sum(gradient.numel() for gradient in plain.values() if gradient is not None)
+    shares = [
+        distance / max(lengths.get(name, 0.0), length * math.sqrt(_num_elements(plain[name]) / num_elements))
+        for name, distance in distances.items()
+        if distance
+    ]
+    return GradientDifference(names, max_error, math.hypot(*distances.values()) / length, max(shares, default=0.0))
 
 
 def relative_error(plain: Tensor | None, other: Tensor | None) -> float:
@@ -75,6 +86,10 @@ def _distance(plain: Tensor | None, other: Tensor | None) -> float:
         return math.inf
     distance = float(torch.linalg.vector_norm(_differences(plain, other)))
     return distance if math.isfinite(distance) else math.inf
+
+
+def _num_elements(gradient: Tensor | None) -> int:
+    return 1 if gradient is None else max(gradient.numel(), 1)
 
 
 def _length(gradient: Tensor) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
@@ -18,6 +19,7 @@ from memfit.graph.inputs import difference_in_words
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Quartiles, Verification
 from memfit.progress import Progress, Quiet
+from memfit.runtime.chunked_loss.language_model_head import noting_type_of_logits
 from memfit.runtime.forward_wrapping import plans_set_aside
 from memfit.runtime.model_inputs import warn_of_other_inputs
 from memfit.units import format_bytes
@@ -85,9 +87,12 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
     trials = Trials(step)
     with trials.kept_optimizer():
         progress.stage("comparing gradients and peaks", num_steps=5)
-        for way in (plain, planned(plan)):
-            trials.warm_up(way)
-            progress.advance()
+        types: list[torch.dtype] = []
+        with noting_type_of_logits(step.model, types) if plan.chunks_loss else nullcontext():
+            trials.warm_up(plain)
+        progress.advance()
+        trials.warm_up(planned(plan))
+        progress.advance()
         runs = []
         for way in (plain, planned(plan), plain):
             runs.append(trials.measured(way))
@@ -103,6 +108,8 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         plain_reproducible=not noise.names,
         plain_gradient_error=noise.max_error,
         plain_gradient_distance=noise.distance,
+        gradient_distance=difference.largest_distance if plan.chunks_loss else None,
+        gradient_tolerance=math.sqrt(torch.finfo(types[0]).eps) if types else None,
         differing_parameters=difference.names,
         plain_peak_bytes=comparison.plain.peak_bytes,
         peak_bytes=comparison.planned.peak_bytes,
