@@ -11,7 +11,7 @@ import torch
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("guide", ["fine-tuning", "pretraining", "vision", "offloading"])
+@pytest.mark.parametrize("guide", ["fine-tuning", "pretraining", "vision", "offloading", "chunked-loss"])
 def test_the_guides_code_runs(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

@@ -24,6 +24,7 @@ from memfit.profiling import refuse_unfit as refuse_unfit_to_profile
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.apply import Applied, remove
 from memfit.runtime.chunked_loss.language_model_head import head_of
+from memfit.runtime.native_build import build_engine
 from memfit.runtime.tape_choice import TapeChoice
 from memfit.units import format_bytes
 from memfit.verification.verifying import verify_step
@@ -91,6 +92,7 @@ def fit(
     arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
     training_step = TrainingStep(model, arguments)
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
+        build_engine(shown)
         profile, plan = _fastest(training_step, budget, host_budget, shown, chunk_loss=chunk_loss)
         verification = verify_step(training_step, plan, shown)
         for _ in range(1, _MOST_PLANS):

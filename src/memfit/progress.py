@@ -31,6 +31,23 @@ class Quiet:
         """Show nothing."""
 
 
+class StageLines:
+    """Prints each stage on a line of standard error when it begins, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def stage(self, name: str, num_steps: int | None = None) -> None:
+        """Print the name, unless the same stage goes on."""
+        if name != self._last:
+            self._last = name
+            sys.stderr.write(f"memfit: {name}\n")
+            sys.stderr.flush()
+
+    def advance(self) -> None:
+        """Print nothing."""
+
+
 @contextmanager
 def progress_on_terminal() -> Iterator[Progress]:
     """Show a bar on standard error while the block runs, where that is a terminal; else nothing."""
@@ -39,21 +56,41 @@ def progress_on_terminal() -> Iterator[Progress]:
         return
     # Only a terminal needs it; everything else starts faster without.
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as RichProgress
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
     with RichProgress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
         yield _Bar(bar)
 
 
+@contextmanager
+def progress_of_command() -> Iterator[Progress]:
+    """Show a bar where standard error is a terminal, else one line for each stage."""
+    if not sys.stderr.isatty():
+        yield StageLines()
+        return
+    with progress_on_terminal() as progress:
+        yield progress
+
+
 class _Bar:
+    """A bar with the number of steps done, where their total is known."""
+
     def __init__(self, bar: RichProgress) -> None:
         self._bar = bar
-        self._task = bar.add_task("", total=None)
+        self._task = bar.add_task("", total=None, count="")
+        self._num_done, self._num_steps = 0, None
+
+    _num_steps: int | None
 
     def stage(self, name: str, num_steps: int | None = None) -> None:
-        self._bar.reset(self._task, total=num_steps, description=name)
+        self._num_done, self._num_steps = 0, num_steps
+        self._bar.reset(self._task, total=num_steps, description=name, count=self._count())
 
     def advance(self) -> None:
-        self._bar.advance(self._task)
+        self._num_done += 1
+        self._bar.update(self._task, advance=1, count=self._count())
+
+    def _count(self) -> str:
+        return "" if self._num_steps is None else f"{self._num_done}/{self._num_steps}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import TINY
-from tests.cli.running import memfit
+from tests.cli.running import memfit, without_stages
 
 GPT = "memfit.models:gpt"
 PREAMBLE = """
@@ -156,12 +156,9 @@ def test_a_budget_that_cannot_be(budget: str, code: int, pattern: str) -> None:
 
 @pytest.mark.parametrize(("command", "option"), [("profile", "-o"), ("fit", "-o"), ("fit", "--html"), ("verify", "-o")])
 def test_a_file_that_cannot_be_written_is_told_before_the_target_runs(
-    tmp_path: Path, target_file: Callable[[str], str], command: str, option: str
+    tmp_path: Path, target_file: Callable[[str], str], plan_file: Path, command: str, option: str
 ) -> None:
-    profile, plan = str(tmp_path / "profile.json"), str(tmp_path / "plan.json")
-    memfit("profile", GPT, *TINY, "-o", profile)
-    memfit("plan", profile, "--strategy", "full", "-o", plan)
-    needed = {"profile": [], "fit": ["--budget=1GiB"], "verify": [plan]}[command]
+    needed = {"profile": [], "fit": ["--budget=1GiB"], "verify": [str(plan_file)]}[command]
     target = target_file("raise RuntimeError('it ran')")
     result = memfit(command, f"{target}:build", *needed, option, str(tmp_path / "missing" / "file"))
     assert_one_line(result, 2, "missing/file: cannot be written: No such file or directory")
@@ -169,23 +166,17 @@ def test_a_file_that_cannot_be_written_is_told_before_the_target_runs(
 
 @pytest.mark.parametrize("option", ["--html", "--plot"])
 def test_a_page_that_cannot_be_written_is_told_before_planning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+    tmp_path: Path, profile_file: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    profile = str(tmp_path / "profile.json")
-    memfit("profile", GPT, *TINY, "-o", profile)
-    monkeypatch.delattr("memfit.planning.known_steps.KnownStep.exploration")
-    result = memfit("frontier", profile, option, str(tmp_path / "missing" / "page.svg"))
+    monkeypatch.setattr("memfit.cli.stages.frontier_of", lambda *_: pytest.fail("it planned"))
+    result = memfit("frontier", str(profile_file), option, str(tmp_path / "missing" / "page.svg"))
     assert_one_line(result, 2, "page.svg: cannot be written: No such file or directory")
 
 
 @pytest.mark.parametrize("command", ["plan", "verify", "frontier", "report"])
-def test_a_file_cut_in_half_says_where(tmp_path: Path, command: str) -> None:
-    whole, half = tmp_path / "whole.json", tmp_path / "half.json"
-    memfit("profile", GPT, *TINY, "-o", str(whole))
-    if command == "verify":
-        memfit("plan", str(whole), "--strategy", "full", "-o", str(tmp_path / "plan.json"))
-        whole = tmp_path / "plan.json"
-    text = whole.read_text(encoding="utf-8")
+def test_a_file_cut_in_half_says_where(tmp_path: Path, profile_file: Path, plan_file: Path, command: str) -> None:
+    half = tmp_path / "half.json"
+    text = (plan_file if command == "verify" else profile_file).read_text(encoding="utf-8")
     half.write_text(text[: len(text) // 2], encoding="utf-8")
     arguments = {
         "plan": ["plan", str(half), "--strategy", "full"],
@@ -196,11 +187,10 @@ def test_a_file_cut_in_half_says_where(tmp_path: Path, command: str) -> None:
     assert_one_line(memfit(*arguments), 2, r"half.json: line \d+, column \d+: not JSON")
 
 
-def test_a_plan_for_another_model_is_refused(tmp_path: Path) -> None:
-    profile, plan = str(tmp_path / "profile.json"), str(tmp_path / "plan.json")
-    memfit("profile", GPT, *TINY, "-o", profile)
-    memfit("plan", profile, "--strategy", "full", "-o", plan)
-    assert_one_line(memfit("verify", GPT, plan, *TINY, "--arg", "vocabulary=7"), 2, "this plan is for another model")
+def test_a_plan_for_another_model_is_refused(plan_file: Path) -> None:
+    assert_one_line(
+        memfit("verify", GPT, str(plan_file), *TINY, "--arg", "vocabulary=7"), 2, "this plan is for another model"
+    )
 
 
 DIFFERS = (
@@ -265,7 +255,7 @@ def build():
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 130
-    assert done.stderr == "error: interrupted; the model is restored, and no file is half written\n"
+    assert without_stages(done.stderr) == "error: interrupted; the model is restored, and no file is half written\n"
     assert not output.exists()
 
 

@@ -7,17 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import TINY
 from tests.cli.running import memfit
-
-GPT = "memfit.models:gpt"
 
 
 @pytest.fixture(scope="module")
-def profile_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("profile") / "profile.json"
-    assert memfit("profile", GPT, *TINY, "-o", str(path))[0] == 0
-    return path.read_text(encoding="utf-8")
+def profile_text(profile_file: Path) -> str:
+    return profile_file.read_text(encoding="utf-8")
 
 
 def spelled(path: Path, spelling: str) -> str:

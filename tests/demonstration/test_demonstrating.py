@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
-from memfit.demonstration.demonstrating import CHECKPOINTED, SAVED_WHOLE, Demonstration, Sizes, demonstrate
+from memfit.cli.commands.demo_command import demo_document
+from memfit.demonstration.demonstrating import Demonstration, Sizes, demonstrate
 from memfit.demonstration.text import CharacterBatches, generated_text
 from memfit.progress import Quiet
+from memfit.verification.comparing import CHECKPOINTED, PLAIN
 
 
 @pytest.fixture(scope="module")
@@ -15,25 +20,25 @@ def found() -> Demonstration:
     return demonstrate(Sizes(layers=3, width=16, heads=2, batch=4, length=16, num_training_steps=3), Quiet())
 
 
-def test_five_ways_are_measured_with_equal_gradients(found: Demonstration) -> None:
-    assert [way.label for way in found.ways] == [SAVED_WHOLE, *found.plans, CHECKPOINTED]
+def test_five_methods_are_measured_with_equal_gradients(found: Demonstration) -> None:
+    assert [result.label for result in found.methods] == [PLAIN, *found.plans, CHECKPOINTED]
     assert len(found.plans) == 3
-    assert all(way.gradients_equal for way in found.ways)
+    assert all(result.gradients_equal for result in found.methods)
 
 
 def test_peaks_are_those_of_the_profile_and_the_plans_to_the_byte(found: Demonstration) -> None:
-    plain, *budgets, checkpointed = found.ways
+    plain, *budgets, checkpointed = found.methods
     assert plain.peak_bytes == found.profile.peak_bytes
     predicted = [plan.predicted_peak_bytes for plan in found.plans.values()]
-    assert [way.peak_bytes for way in budgets] == predicted
+    assert [result.peak_bytes for result in budgets] == predicted
     assert all(plan.predicted_peak_bytes <= plan.budget_bytes for plan in found.plans.values())
     assert checkpointed.peak_bytes < plain.peak_bytes
 
 
 def test_the_plain_step_is_the_measure_of_time(found: Demonstration) -> None:
-    assert found.ways[0].overhead == 0.0
-    assert found.ways[0].overhead_quartiles == (0.0, 0.0)
-    assert all(way.step_seconds > 0 for way in found.ways)
+    assert found.methods[0].overhead == 0.0
+    assert found.methods[0].overhead_quartiles == (0.0, 0.0)
+    assert all(result.step_seconds > 0 for result in found.methods)
 
 
 def test_training_by_the_smallest_plan_gives_the_same_losses_to_the_last_bit(found: Demonstration) -> None:
@@ -63,3 +68,10 @@ def test_batches_are_pieces_of_the_text() -> None:
     assert ids.shape == (5, 21)
     pieces = ["".join(batches.alphabet[number] for number in row) for row in ids.tolist()]
     assert all(piece in text for piece in pieces)
+
+
+def test_the_document_for_machines_has_every_method(found: Demonstration, tmp_path: Path) -> None:
+    document = json.loads(json.dumps(demo_document(found, [tmp_path / "page.html"])))
+    assert [method["label"] for method in document["methods"]] == [PLAIN, *found.plans, CHECKPOINTED]
+    assert document["plain_losses"] == document["planned_losses"] == list(found.plain_losses)
+    assert document["written"] == [str(tmp_path / "page.html")]

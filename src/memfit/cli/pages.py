@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memfit.units import format_bytes
 
 if TYPE_CHECKING:
+    from memfit.graph.method_result import MethodResult
     from memfit.graph.model_profile import ModelProfile
     from memfit.graph.plan import FrontierPoint, Plan
     from memfit.graph.verification import Verification
@@ -46,6 +48,30 @@ def report_data(
     )
 
 
+def marks_of_methods(comparison: Sequence[MethodResult]) -> tuple[Mark, ...]:
+    """Return a mark for each method that was measured beside the plan, which has a mark of its own."""
+    from memfit.report.page_data import Mark
+    from memfit.verification.comparing import PLANNED
+
+    return tuple(
+        Mark(
+            result.label,
+            result.peak_bytes,
+            result.overhead,
+            is_measured=True,
+            note="gradients equal" if result.gradients_equal else "gradients differ",
+            overhead_quartiles=result.overhead_quartiles,
+        )
+        for result in comparison
+        if result.label != PLANNED and result.peak_bytes is not None and result.overhead is not None
+    )
+
+
+def methods_as_data(comparison: Sequence[MethodResult]) -> list[dict[str, Any]]:
+    """Return the rows of a comparison as JSON has them."""
+    return [asdict(result) for result in comparison]
+
+
 def write_report_page(path: Path, data: ReportData) -> None:
     """Write the page to ``path``."""
     from memfit.report.page import write_page
@@ -62,4 +88,11 @@ def _mark_of(verification: Verification) -> Mark | None:
     note = "gradients equal" if verification.gradients_equal else "gradients differ in their last bits"
     if verification.gradient_tolerance is not None:
         note = f"gradients {verification.summary_lines()['gradients']}"
-    return Mark(f"measured{budget}", verification.peak_bytes, verification.overhead, is_measured=True, note=note)
+    return Mark(
+        f"measured{budget}",
+        verification.peak_bytes,
+        verification.overhead,
+        is_measured=True,
+        note=note,
+        overhead_quartiles=verification.overhead_quartiles,
+    )

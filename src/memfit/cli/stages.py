@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from memfit.cli.target import Target, load_target
 from memfit.cli.user_errors import users_own_errors
 from memfit.errors import InvalidParameterError
-from memfit.progress import progress_on_terminal
+from memfit.progress import progress_of_command
 
 if TYPE_CHECKING:
     from memfit.fitting import Fitted
+    from memfit.graph.method_result import MethodResult
     from memfit.graph.model_profile import ModelProfile
     from memfit.graph.plan import FrontierPoint, Plan
     from memfit.graph.verification import Verification
@@ -31,11 +32,24 @@ def target_to_run(text: str, arguments: Sequence[str] | None) -> Target:
     return target
 
 
+def engine_in_words() -> str:
+    """Return which engine records and replays here, and why where it is the slower one."""
+    from memfit.runtime.native_build import why_not_native
+    from memfit.runtime.native_tape import engine_name
+
+    name = engine_name()
+    if name == "C++":
+        return name
+    return f"Python, about 5 times slower per recorded op ({why_not_native() or 'the one in C++ could not be built'})"
+
+
 def profiled(target: Target, *, fake: bool) -> ModelProfile:
     """Return the profile of the TARGET's step, run for real or on fake tensors."""
     from memfit.profiling import profile
+    from memfit.runtime.native_build import build_engine
 
-    with progress_on_terminal() as progress, users_own_errors(_WHILE_RUNNING):
+    with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
+        build_engine(progress)
         progress.stage("profiling the plain step")
         mode: Literal["real", "fake"] = "fake" if fake else "real"
         return profile(target.model, **target.step_arguments(), mode=mode)
@@ -45,22 +59,40 @@ def frontier_of(profile: ModelProfile, num_points: int, host_budget: int | str =
     """Return the plans from the fastest to the smallest, at most ``num_points`` of them."""
     from memfit.planning.planner import frontier
 
-    with progress_on_terminal() as progress:
+    with progress_of_command() as progress:
         progress.stage("planning")
         return frontier(profile, points=num_points, host_budget=host_budget)
 
 
 def verified(target: Target, plan: Plan) -> Verification:
     """Return what ``plan`` does to the TARGET's step."""
+    from memfit.runtime.native_build import build_engine
     from memfit.verification.verifying import verify
 
-    with progress_on_terminal() as progress, users_own_errors(_WHILE_RUNNING):
+    with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
+        build_engine(progress)
         return verify(target.model, plan, **target.step_arguments(), progress=progress)
 
 
-def fitted(target: Target, budget: int | float | str, host_budget: int | str) -> Fitted:
-    """Return the TARGET's model fitted into ``budget``, with so much of the host's memory."""
+def fitted(target: Target, budget: int | float | str, **options: Any) -> Fitted:
+    """Return the TARGET's model fitted into ``budget``, with the other ``options`` of `memfit.fit`."""
     from memfit.fitting import fit
 
-    with users_own_errors(_WHILE_RUNNING):
-        return fit(target.model, **target.step_arguments(), budget=budget, host_budget=host_budget)
+    with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
+        return fit(target.model, **target.step_arguments(), budget=budget, **options, progress=progress)
+
+
+def compared(target: Target, fitted: Fitted) -> tuple[MethodResult, ...]:
+    """Return the plain step, the plan and torch's checkpointing of every block, measured in the same rounds."""
+    from memfit.capture.step_arguments import StepArguments
+    from memfit.capture.training_step import TrainingStep
+    from memfit.verification.comparing import compare
+
+    paths = tuple(block.path for block in fitted.profile.blocks)
+    if not paths:
+        raise InvalidParameterError(
+            f"--compare checkpoints every repeated block, and {type(target.model).__name__} has none; leave it out"
+        )
+    step = TrainingStep(target.model, StepArguments(**target.step_arguments()))
+    with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
+        return compare(step, fitted.plan, paths, progress)

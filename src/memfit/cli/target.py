@@ -36,14 +36,18 @@ class Target(NamedTuple):
     targets: Any = None
     step: Callable[..., object] | None = None
     gradients: Literal["fresh", "kept"] = "fresh"
+    num_entries: int | None = None
+    """How many entries the function returned as a tuple; None where it returned a dict."""
 
     def step_arguments(self) -> dict[str, Any]:
         """Return the step arguments by name."""
         arguments = self._asdict()
-        del arguments["model"]
+        del arguments["model"], arguments["num_entries"]
         return arguments
 
 
+# What a dict may name.
+_NAMES = Target._fields[:-1]
 # The longest tuple that a TARGET's function may return; a dict may have all of the names.
 _MOST_ENTRIES = 4
 
@@ -167,14 +171,14 @@ def _checked(result: Any, text: str) -> Target:
 
 def _target_of(result: Any, text: str) -> Target:
     if isinstance(result, tuple) and 2 <= len(result) <= _MOST_ENTRIES:
-        return Target(*result)
-    if isinstance(result, dict) and "model" in result and result.keys() <= set(Target._fields):
+        return Target(*result)._replace(num_entries=len(result))
+    if isinstance(result, dict) and "model" in result and result.keys() <= set(_NAMES):
         return Target(**result)
     entries = f" of {len(result)}" if isinstance(result, tuple) else ""
     if isinstance(result, dict):
-        unknown = sorted(str(name) for name in result.keys() - set(Target._fields))
+        unknown = sorted(str(name) for name in result.keys() - set(_NAMES))
         entries = f" with {', '.join(unknown)}" if unknown else " without 'model'"
     raise InvalidParameterError(
         f"{text} must return (model, batch), (model, batch, loss), (model, batch, loss, optimizer) or a dict with "
-        f"'model' and any of {', '.join(Target._fields[1:])}; got {shown(result)}{entries}"
+        f"'model' and any of {', '.join(_NAMES[1:])}; got {shown(result)}{entries}"
     )

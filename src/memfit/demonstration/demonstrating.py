@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median, quantiles
 
 import torch
 from torch import nn
@@ -14,21 +13,19 @@ from torch import nn
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.demonstration.text import CharacterBatches, generated_text
+from memfit.graph.method_result import MethodResult
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import FrontierPoint, Plan
-from memfit.graph.verification import Quartiles
 from memfit.models.gpt_model import Gpt
 from memfit.planning.planner import frontier
 from memfit.planning.planner import plan as plan_step
 from memfit.profiling import profile as profile_step
 from memfit.progress import Progress
 from memfit.units import format_bytes
-from memfit.verification.gradients import difference_between
-from memfit.verification.methods import Way, checkpointed, plain, planned
-from memfit.verification.trials import Trials
+from memfit.verification.comparing import CHECKPOINTED, PLAIN, measure_methods
+from memfit.verification.methods import Way as Method
+from memfit.verification.methods import checkpointed, plain, planned
 
-SAVED_WHOLE = "saved whole"
-CHECKPOINTED = "torch.utils.checkpoint"
 # Budgets lie at these shares of the way from the smallest peak to the plain one.
 _BUDGET_SHARES = (0.66, 0.33, 0.05)
 _NUM_POINTS = 32
@@ -48,25 +45,13 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class WayMeasured:
-    """One method to run the step; ``overhead`` and its quartiles are against the plain step of the same rounds."""
-
-    label: str
-    peak_bytes: int
-    step_seconds: float
-    overhead: float
-    overhead_quartiles: Quartiles
-    gradients_equal: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Demonstration:
     """All that the demo found. ``plans`` are by label; losses are those of every training step."""
 
     profile: ModelProfile
     points: tuple[FrontierPoint, ...]
     plans: Mapping[str, Plan]
-    ways: tuple[WayMeasured, ...]
+    methods: tuple[MethodResult, ...]
     num_parameters: int
     plain_losses: tuple[float, ...]
     planned_losses: tuple[float, ...]
@@ -89,9 +74,9 @@ def _demonstrated(sizes: Sizes, progress: Progress) -> Demonstration:
     progress.stage("planning")
     points = frontier(profile, points=_NUM_POINTS)
     plans = _plans_at_three_budgets(profile, points)
-    ways = {SAVED_WHOLE: plain, **{label: planned(plan) for label, plan in plans.items()}}
-    ways[CHECKPOINTED] = checkpointed([block.path for block in profile.blocks])
-    measured = _measured(step, ways, progress)
+    methods = {PLAIN: plain, **{label: planned(plan) for label, plan in plans.items()}}
+    methods[CHECKPOINTED] = checkpointed([block.path for block in profile.blocks])
+    measured = measure_methods(step, methods, progress)
     progress.stage("training, plain and planned", num_steps=2 * sizes.num_training_steps)
     smallest = planned(list(plans.values())[-1])
     return Demonstration(
@@ -128,37 +113,8 @@ def _plans_at_three_budgets(profile: ModelProfile, points: Sequence[FrontierPoin
     return plans
 
 
-def _measured(step: TrainingStep, ways: Mapping[str, Way], progress: Progress) -> tuple[WayMeasured, ...]:
-    trials = Trials(step)
-    with trials.kept_optimizer():
-        progress.stage("comparing gradients and peaks", num_steps=2 * len(ways))
-        runs = []
-        for way in ways.values():
-            trials.warm_up(way)
-            progress.advance()
-        for way in ways.values():
-            runs.append(trials.measured(way))
-            progress.advance()
-        seconds = trials.seconds_in_turns(list(ways.values()), progress)
-    results = []
-    for label, run, own_seconds in zip(ways, runs, seconds, strict=True):
-        ratios = [own / plain_seconds - 1 for own, plain_seconds in zip(own_seconds, seconds[0], strict=True)]
-        low, _, high = quantiles(ratios, n=4, method="inclusive")
-        results.append(
-            WayMeasured(
-                label=label,
-                peak_bytes=run.peak_bytes,
-                step_seconds=median(own_seconds),
-                overhead=median(own_seconds) / median(seconds[0]) - 1,
-                overhead_quartiles=Quartiles(low, high),
-                gradients_equal=not difference_between(runs[0].gradients, run.gradients).names,
-            )
-        )
-    return tuple(results)
-
-
 def _trained(
-    model: nn.Module, way: Way, batches: CharacterBatches, num_steps: int, progress: Progress
+    model: nn.Module, method: Method, batches: CharacterBatches, num_steps: int, progress: Progress
 ) -> tuple[float, ...]:
     """Train a copy of ``model`` and return its losses."""
     trained = copy.deepcopy(model)
@@ -166,7 +122,7 @@ def _trained(
     generator = torch.Generator().manual_seed(1)
     losses = []
     torch.manual_seed(1)
-    with way(trained):
+    with method(trained):
         for _ in range(num_steps):
             optimizer.zero_grad()
             loss = trained(batches.draw(generator))

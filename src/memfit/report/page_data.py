@@ -14,7 +14,7 @@ class Mark:
     """A baseline or a measurement, shown beside the frontier.
 
     ``overhead`` is the seconds added, as a share of the plain step's. ``note`` is a few words more, such as whether
-    gradients were equal.
+    gradients were equal. ``overhead_quartiles`` are the 25th and the 75th percentile of the rounds, where measured.
     """
 
     label: str
@@ -22,6 +22,7 @@ class Mark:
     overhead: float
     is_measured: bool = False
     note: str = ""
+    overhead_quartiles: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memfit.graph.method_result import MethodResult
 from memfit.graph.model_profile import Link, ModelProfile
 from memfit.graph.names import is_within
 from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.graph.verification import Verification
 from memfit.report.layer_table import MOST_ROWS, format_flops
 from memfit.units import format_bytes, format_overhead, format_seconds
+
+# Overheads that differ by less are not explained.
+_NEAR_OVERHEAD = 0.05
 
 
 def profile_table(profile: ModelProfile, *, title: str) -> Table:
@@ -115,8 +119,11 @@ def frontier_table(profile: ModelProfile, points: Sequence[FrontierPoint], *, ti
     return table
 
 
-def verification_summary(verification: Verification) -> Padding:
-    """Return what was measured in a few lines, each with its verdict."""
+def verification_summary(verification: Verification, *, plan: Plan | None = None, engine: str | None = None) -> Padding:
+    """Return what was measured in a few lines, each with its verdict.
+
+    With the ``plan``, its predicted time is compared with the measured one; ``engine`` is the one that ran.
+    """
     lines: dict[str, str | Text] = {"gradients": _gradients_in_words(verification)}
     plain = verification.plain_peak_bytes
     instead = "the plain step does not fit" if plain is None else f"{format_bytes(plain)} plain"
@@ -131,10 +138,58 @@ def verification_summary(verification: Verification) -> Padding:
     if verification.host_bytes:
         lines["host"] = f"{format_bytes(verification.host_bytes)} of pinned memory for offloaded values"
     lines["time"] = _time_in_words(verification)
+    if plan is not None and (difference := time_difference_in_words(plan, verification)) is not None:
+        lines["predicted"] = difference
+    if engine is not None:
+        lines["engine"] = engine
     lines["measured"] = f"on {verification.device_name}, torch {verification.torch_version}, " + (
         f"medians of {verification.num_rounds} interleaved rounds"
     )
     return _grid(lines)
+
+
+def comparison_table(results: Sequence[MethodResult], *, title: str) -> Table:
+    """Return one row per method that was measured in the same rounds."""
+    table = _table(title)
+    table.add_column("method", no_wrap=True)
+    for heading in ("peak", "step", "time", "25th to 75th percentile"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("gradients", no_wrap=True)
+    for result in results:
+        if result.peak_bytes is None or result.step_seconds is None or result.overhead_quartiles is None:
+            table.add_row(Text(result.label), "", "", "", "", Text(result.error or "", style="yellow"))
+            continue
+        low, high = result.overhead_quartiles
+        table.add_row(
+            Text(result.label),
+            format_bytes(result.peak_bytes),
+            format_seconds(result.step_seconds),
+            format_overhead(result.overhead),
+            f"{format_overhead(low)} to {format_overhead(high)}",
+            Text("equal", style="green") if result.gradients_equal else Text("differ", style="bold red"),
+        )
+    return table
+
+
+def time_difference_in_words(plan: Plan, verification: Verification) -> str | None:
+    """Return why the measured overhead is far from the predicted one; None where it is near, or not known."""
+    measured, quartiles = verification.overhead, verification.overhead_quartiles
+    if measured is None or quartiles is None or abs(measured - plan.predicted_overhead) < _NEAR_OVERHEAD:
+        return None
+    words = f"{format_overhead(plan.predicted_overhead)}; "
+    if quartiles[0] <= plan.predicted_overhead <= quartiles[1]:
+        return f"{words}the difference is within the spread of the rounds: other work on this machine adds noise"
+    if measured < plan.predicted_overhead:
+        return (
+            f"{words}less was measured: ops are timed one by one, which costs more than in the step, or other work "
+            "slowed the plain step down; repeat with `memfit verify`"
+        )
+    if verification.device == "cpu":
+        return (
+            f"{words}recording costs a few μs for each op in recorded modules, which predictions on a CPU leave out. "
+            "It matters in steps as short as this one, and less in larger ones; other work on this machine adds noise"
+        )
+    return f"{words}the host or the GPU was slower than while profiling, such as by other work; repeat `memfit verify`"
 
 
 def _gradients_in_words(verification: Verification) -> Text:

@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from memfit.progress import Progress
+
 _SOURCES = Path(__file__).with_name("native")
 _MODULE = "memfit_native_tape"
 _ENGINE_LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch_python")
@@ -50,7 +52,7 @@ def native_allocation_meter() -> ctypes.CDLL | None:
 def _usable(built_by: Callable[[str], Any]) -> Any:
     """Return what is built with the compiler at hand, None where that cannot be."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if os.environ.get("MEMFIT_NATIVE") == "0" or sys.platform != "linux" or compiler is None:
+    if why_not_native() is not None or compiler is None:
         return None
     try:
         return built_by(compiler)
@@ -66,16 +68,10 @@ def _usable(built_by: Callable[[str], Any]) -> Any:
 def _built(compiler: str, main: str = "module.cpp", libraries: Sequence[str] = _ENGINE_LIBRARIES) -> Path:
     """Return the library, which is built where this source was not yet, for this torch and this Python."""
     command = _command(compiler, main, libraries)
-    # The meter stands alone.
-    used = [_SOURCES / main] if main == _METER else [path for path in sorted(_SOURCES.iterdir()) if path.name != _METER]
-    sources = [path.read_text() for path in used if path.is_file()]
-    torch_build = f"{torch.__version__} {torch.version.git_version}"
-    ingredients = "\n".join([*sources, torch_build, sys.version, *command])
-    folder = _writable_folder()
-    name = "memfit_allocation_meter" if main == _METER else _MODULE
-    library = folder / f"{name}-{hashlib.sha256(ingredients.encode()).hexdigest()[:16]}.so"
+    library = _library(command, main)
     if library.exists():
         return library
+    folder = library.parent
     with (folder / f"{library.name}.lock").open("w") as lock:
         # Of many processes that start at once, one builds and the others wait.
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -87,6 +83,17 @@ def _built(compiler: str, main: str = "module.cpp", libraries: Sequence[str] = _
                     raise RuntimeError(_first_error(run.stderr))
                 result.replace(library)
     return library
+
+
+def _library(command: list[str], main: str = "module.cpp") -> Path:
+    """Return where the library lies that ``command`` builds from this source, for this torch and this Python."""
+    # The meter stands alone.
+    used = [_SOURCES / main] if main == _METER else [path for path in sorted(_SOURCES.iterdir()) if path.name != _METER]
+    sources = [path.read_text() for path in used if path.is_file()]
+    torch_build = f"{torch.__version__} {torch.version.git_version}"
+    ingredients = "\n".join([*sources, torch_build, sys.version, *command])
+    name = "memfit_allocation_meter" if main == _METER else _MODULE
+    return _writable_folder() / f"{name}-{hashlib.sha256(ingredients.encode()).hexdigest()[:16]}.so"
 
 
 def _command(compiler: str, main: str, libraries: Sequence[str]) -> list[str]:
@@ -136,3 +143,33 @@ def _loaded(library: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
+
+
+def why_not_native() -> str | None:
+    """Return why the engine in C++ is not even tried here; None where it is, or where it is already there."""
+    if os.environ.get("MEMFIT_NATIVE") == "0":
+        return "MEMFIT_NATIVE=0"
+    if sys.platform != "linux":
+        return f"it is not built on {sys.platform}"
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        return f"no C++ compiler {compiler!r} was found: install one, or set CXX"
+    return None
+
+
+def is_built() -> bool:
+    """Return whether the engine in C++ needs no building: it is there, or cannot be built here."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if why_not_native() is not None or compiler is None:
+        return True
+    try:
+        return _library(_command(compiler, "module.cpp", _ENGINE_LIBRARIES)).exists()
+    except (OSError, RuntimeError):
+        return True
+
+
+def build_engine(progress: Progress) -> None:
+    """Build the engine in C++ where it is still to be built, as a stage of its own."""
+    if not is_built():
+        progress.stage("building the engine in C++ for this torch (once, about 30 s)")
+        native_module()

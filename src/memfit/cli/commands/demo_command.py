@@ -10,11 +10,10 @@ import typer
 from memfit.cli.commands.layers_demo import show_layers_demo
 from memfit.cli.options import AsJson
 from memfit.cli.output import console, make_folder, print_json
-from memfit.progress import progress_on_terminal
+from memfit.progress import progress_of_command
 
 if TYPE_CHECKING:
     from memfit.demonstration.demonstrating import Demonstration
-    from memfit.report.page_data import Mark
 
 _DEFAULT_FOLDER = Path("memfit-demo")
 
@@ -40,11 +39,11 @@ def demo(
 
     folder = _DEFAULT_FOLDER if out is None else out
     make_folder(folder)
-    with progress_on_terminal() as progress:
+    with progress_of_command() as progress:
         found = demonstrate(Sizes(), progress)
     written = _write(found, folder)
     if as_json:
-        print_json(_document(found, written))
+        print_json(demo_document(found, written))
         return
     from memfit.cli.commands.demo_words import demo_table, demo_words
 
@@ -56,12 +55,16 @@ def demo(
 
 def _write(found: Demonstration, folder: Path) -> list[Path]:
     """Write the page, the profile and the plan of the smallest budget; return their paths, the page first."""
-    from memfit.cli.pages import report_data, write_report_page
+    from memfit.cli.pages import marks_of_methods, report_data, write_report_page
 
     page, profile_file, plan_file = folder / "page.html", folder / "profile.json", folder / "plan.json"
     smallest = list(found.plans.values())[-1]
     data = report_data(
-        found.profile, found.points, title="memfit demo: a small GPT", plan=smallest, other_marks=_marks(found)
+        found.profile,
+        found.points,
+        title="memfit demo: a small GPT",
+        plan=smallest,
+        other_marks=marks_of_methods(found.methods),
     )
     write_report_page(page, data)
     found.profile.save(profile_file)
@@ -69,35 +72,13 @@ def _write(found: Demonstration, folder: Path) -> list[Path]:
     return [page, profile_file, plan_file]
 
 
-def _marks(found: Demonstration) -> list[Mark]:
-    from memfit.report.page_data import Mark
+def demo_document(found: Demonstration, written: list[Path]) -> dict[str, object]:
+    """Return what the demo found, as ``--json`` prints it."""
+    from memfit.cli.pages import methods_as_data
 
-    return [
-        Mark(
-            way.label,
-            way.peak_bytes,
-            way.overhead,
-            is_measured=True,
-            note="gradients equal" if way.gradients_equal else "gradients differ",
-        )
-        for way in found.ways
-    ]
-
-
-def _document(found: Demonstration, written: list[Path]) -> dict[str, object]:
     return {
         "num_parameters": found.num_parameters,
-        "ways": [
-            {
-                "label": way.label,
-                "peak_bytes": way.peak_bytes,
-                "step_seconds": way.step_seconds,
-                "overhead": way.overhead,
-                "overhead_quartiles": list(way.overhead_quartiles),
-                "gradients_equal": way.gradients_equal,
-            }
-            for way in found.ways
-        ],
+        "methods": methods_as_data(found.methods),
         "plain_losses": list(found.plain_losses),
         "planned_losses": list(found.planned_losses),
         "written": [str(path) for path in written],

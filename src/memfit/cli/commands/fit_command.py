@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from memfit.cli.options import (
     Arguments,
@@ -17,6 +18,11 @@ from memfit.cli.options import (
     parse_host_budget,
 )
 from memfit.cli.output import check_outputs, console, print_json, prints_aside
+from memfit.cli.python_code import python_code
+
+if TYPE_CHECKING:
+    from memfit.fitting import Fitted
+    from memfit.graph.method_result import MethodResult
 
 
 def fit(
@@ -29,6 +35,15 @@ def fit(
         ),
     ],
     host_budget: HostBudgetText = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the repeated blocks, and plan what they save.")
+    ] = False,
+    chunk_loss: Annotated[
+        bool, typer.Option("--chunk-loss", help="Let the plan compute the head and the loss in chunks of tokens.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also measure torch's checkpointing of every block, in the same rounds.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Save the plan to this file.", show_default=False)
     ] = None,
@@ -40,46 +55,79 @@ def fit(
 
     [dim]memfit fit memfit.models:gpt --arg layers=12 --budget 300MiB --html page.html[/]
     """
-    from memfit.cli.stages import fitted, frontier_of, target_to_run
+    from memfit.cli.stages import compared, engine_in_words, fitted, target_to_run
     from memfit.cli.target import source_files
-    from memfit.graph.verification_file import verification_document
 
-    wanted, wanted_on_host = parse_budget(budget), parse_host_budget(host_budget)
+    options: dict[str, Any] = {
+        "budget": parse_budget(budget),
+        "host_budget": parse_host_budget(host_budget),
+        "compile": compile,
+        "chunk_loss": chunk_loss,
+    }
     check_outputs(output, html, inputs=source_files(target))
     with prints_aside(as_json):
-        result = fitted(target_to_run(target, arg), wanted, wanted_on_host)
+        loaded = target_to_run(target, arg)
+        result = fitted(loaded, **options)
+        comparison = compared(loaded, result) if compare else ()
     if output is not None:
         result.plan.save(output)
     if html is not None:
-        from memfit.cli.pages import NUM_POINTS, report_data, write_report_page
-
-        points = frontier_of(result.profile, NUM_POINTS, wanted_on_host)
-        verifications = (result.verification,)
-        data = report_data(result.profile, points, title=target, plan=result.plan, verifications=verifications)
-        write_report_page(html, data)
+        _write_page(html, target, result, comparison, options["host_budget"])
+    engine = engine_in_words()
     if as_json:
-        print_json(
-            {
-                "budget_bytes": result.plan.budget_bytes,
-                "predicted_peak_bytes": result.plan.predicted_peak_bytes,
-                "predicted_overhead": result.plan.predicted_overhead,
-                "optimality_gap": result.plan.optimality_gap,
-                "recompute_flops": result.plan.recompute_flops,
-                "host_bytes": result.plan.host_bytes,
-                "verification": verification_document(result.verification),
-            }
-        )
+        print_json(_document(result, comparison, engine))
         return
-    from memfit.report.step_tables import plan_summary, verification_summary
-
     screen = console()
-    screen.print(f"{target}: the plan", style="bold", markup=False, soft_wrap=True)
-    screen.print(plan_summary(result.profile, result.plan))
-    screen.print(f"{target}: measured", style="bold", markup=False, soft_wrap=True)
-    screen.print(verification_summary(result.verification))
-    if output is None and html is None:
-        budgets = f'budget="{budget}"' + (f', host_budget="{host_budget}"' if host_budget is not None else "")
-        screen.print(f"In Python: memfit.fit(model, batch, {budgets})", markup=False, soft_wrap=True)
+    _show(screen, target, result, comparison, engine)
+    budgets = {name: value for name, value in options.items() if value}
+    code = python_code(target, arg or (), num_entries=loaded.num_entries, budgets=budgets, plan_file=output)
+    screen.print("The same in Python", style="bold")
+    screen.print(f"\n{code}\n", markup=False, soft_wrap=True)
     for written in (output, html):
         if written is not None:
             screen.print(f"Wrote {written}.", markup=False, soft_wrap=True)
+
+
+def _show(screen: Console, target: str, result: Fitted, comparison: tuple[MethodResult, ...], engine: str) -> None:
+    from memfit.report.step_tables import comparison_table, plan_summary, verification_summary
+
+    screen.print(f"{target}: the plan", style="bold", markup=False, soft_wrap=True)
+    screen.print(plan_summary(result.profile, result.plan))
+    screen.print(f"{target}: measured", style="bold", markup=False, soft_wrap=True)
+    screen.print(verification_summary(result.verification, plan=result.plan, engine=engine))
+    if comparison:
+        screen.print(comparison_table(comparison, title=f"{target}: methods, in the same interleaved rounds"))
+
+
+def _write_page(
+    path: Path, target: str, result: Fitted, comparison: tuple[MethodResult, ...], host_budget: int | str
+) -> None:
+    from memfit.cli.pages import NUM_POINTS, marks_of_methods, report_data, write_report_page
+    from memfit.cli.stages import frontier_of
+
+    data = report_data(
+        result.profile,
+        frontier_of(result.profile, NUM_POINTS, host_budget),
+        title=target,
+        plan=result.plan,
+        verifications=(result.verification,),
+        other_marks=marks_of_methods(comparison),
+    )
+    write_report_page(path, data)
+
+
+def _document(result: Fitted, comparison: tuple[MethodResult, ...], engine: str) -> dict[str, object]:
+    from memfit.cli.pages import methods_as_data
+    from memfit.graph.verification_file import verification_document
+
+    document: dict[str, object] = {
+        "budget_bytes": result.plan.budget_bytes,
+        "predicted_peak_bytes": result.plan.predicted_peak_bytes,
+        "predicted_overhead": result.plan.predicted_overhead,
+        "optimality_gap": result.plan.optimality_gap,
+        "recompute_flops": result.plan.recompute_flops,
+        "host_bytes": result.plan.host_bytes,
+        "engine": engine,
+        "verification": verification_document(result.verification),
+    }
+    return document | ({"comparison": methods_as_data(comparison)} if comparison else {})

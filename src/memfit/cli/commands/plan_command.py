@@ -17,7 +17,7 @@ from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.layers.checkpoint_plan import build_checkpoint_plan
 from memfit.layers.layer_files import LAYERS_FORMAT, layers_from_document, plan_document, save_layer_plan
 from memfit.layers.strategies import Budget
-from memfit.progress import progress_on_terminal
+from memfit.progress import progress_of_command
 from memfit.units import parse_bytes
 from memfit.validation import shown
 
@@ -122,7 +122,7 @@ def _plan_profile(document: dict[str, Any], file: Path, wish: _Wish, output: Pat
     from memfit.planning.planner import plan as plan_step
 
     measured = ModelProfile.load(file)
-    with progress_on_terminal() as progress:
+    with progress_of_command() as progress:
         # Seconds as a rule; a minute where the budget is too small and the smallest one is looked for.
         progress.stage("planning")
         value_plan = plan_step(

@@ -25,7 +25,7 @@ def verify(
 
     [dim]memfit verify memfit.models:gpt plan.json[/]
     """
-    from memfit.cli.stages import target_to_run, verified
+    from memfit.cli.stages import engine_in_words, target_to_run, verified
     from memfit.cli.target import source_files
     from memfit.graph.plan import Plan
     from memfit.graph.verification_file import verification_document
@@ -42,7 +42,7 @@ def verify(
         from memfit.report.step_tables import verification_summary
 
         screen = console()
-        screen.print(verification_summary(verification))
+        screen.print(verification_summary(verification, plan=plan, engine=engine_in_words()))
         if output is not None:
             screen.print(f"Saved to {output}.", markup=False, soft_wrap=True)
     if not verification.holds:

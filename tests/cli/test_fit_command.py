@@ -1,0 +1,124 @@
+"""``memfit fit``: the code it prints is complete, torch's checkpointing is measured beside it, stages are named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cli.running import memfit
+from typer.testing import CliRunner
+
+from memfit.cli.main import app
+
+TRAIN = """
+import torch
+from torch import nn
+
+def loss_of(output, targets):
+    return nn.functional.mse_loss(output, targets)
+
+def build(width=8):
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width)) for _ in range(4)]
+    model = nn.Sequential(*blocks)
+    RETURNS
+"""
+TUPLE = (
+    "return model, torch.ones(64, width), lambda output: output.square().mean(), torch.optim.SGD(model.parameters())"
+)
+DICT = "return {'model': model, 'batch': torch.ones(64, width), 'loss': loss_of, 'targets': torch.zeros(64, width)}"
+BUDGET = ["--arg", "width=16", "--budget", "60kB"]
+
+
+def printed_code(shown: str) -> str:
+    """Return the code at the end of what ``memfit fit`` printed."""
+    code = shown.partition("The same in Python\n")[2]
+    return "\n".join(line for line in code.splitlines() if not line.startswith("Wrote"))
+
+
+@pytest.mark.parametrize("returns", [TUPLE, DICT], ids=["tuple", "dict"])
+@pytest.mark.parametrize("is_saved", [False, True], ids=["printed", "saved"])
+def test_the_code_that_it_prints_fits_the_same_step(
+    target_file: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returns: str, is_saved: bool
+) -> None:
+    name = f"train_{'saved' if is_saved else 'printed'}_{len(returns)}"
+    path = target_file(TRAIN.replace("RETURNS", returns), f"{name}.py")
+    options = ["-o", str(tmp_path / "plan.json"), "--html", str(tmp_path / "page.html")] if is_saved else []
+    code, shown, errors = memfit("fit", f"{path}:build", *BUDGET, *options)
+    assert (code, errors) == (0, "")
+    source = printed_code(shown)
+    assert ("Plan.load" in source) is is_saved
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names: dict[str, object] = {}
+    exec(compile(source, "printed", "exec"), names)
+    model = names["model"] if returns is TUPLE else names["training_step"]["model"]  # type: ignore[index]
+    assert isinstance(model, torch.nn.Module)
+    # The plan is applied: forwards are wrapped.
+    assert any("forward" in vars(module) for module in model.modules())
+    if not is_saved:
+        assert names["fitted"].plan.budget_bytes == 60_000  # type: ignore[attr-defined]
+        assert names["fitted"].verification.gradients_equal  # type: ignore[attr-defined]
+
+
+def test_torchs_checkpointing_is_measured_in_the_same_rounds(target_file: Callable[[str], str], tmp_path: Path) -> None:
+    target, page = f"{target_file(TRAIN.replace('RETURNS', TUPLE))}:build", tmp_path / "page.html"
+    code, shown, _ = memfit("fit", target, *BUDGET, "--compare", "--json", "--html", str(page))
+    assert code == 0
+    plain, planned, checkpointed = json.loads(shown)["comparison"]
+    assert [row["label"] for row in (plain, planned, checkpointed)] == [
+        "plain step",
+        "memfit",
+        "torch: checkpoint every block",
+    ]
+    assert plain["overhead"] == 0.0
+    assert all(row["gradients_equal"] for row in (plain, planned, checkpointed))
+    assert planned["peak_bytes"] <= 60_000
+    assert checkpointed["peak_bytes"] < plain["peak_bytes"]
+    assert "torch: checkpoint every block" in page.read_text(encoding="utf-8")
+
+
+def test_the_engine_in_use_is_printed_and_why(
+    target_file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMFIT_NATIVE", "0")
+    from memfit.runtime.native_build import why_not_native
+
+    assert why_not_native() == "MEMFIT_NATIVE=0"
+    monkeypatch.setenv("MEMFIT_NATIVE", "1")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert why_not_native() == "no C++ compiler 'no-such-compiler' was found: install one, or set CXX"
+
+
+def test_stages_are_lines_on_standard_error_where_that_is_no_terminal(target_file: Callable[[str], str]) -> None:
+    target = f"{target_file(TRAIN.replace('RETURNS', TUPLE))}:build"
+    result = CliRunner().invoke(app, ["fit", target, *BUDGET, "--compare"], env={"COLUMNS": "120"})
+    assert result.exit_code == 0
+    stages = [line.removeprefix("memfit: ") for line in result.stderr.splitlines()]
+    assert stages == [
+        "profiling the plain step",
+        "planning",
+        "comparing gradients and peaks",
+        "timing",
+        "comparing methods",
+        "timing",
+    ]
+    assert "engine" in result.stdout
+    assert "torch: checkpoint every block" in result.stdout
+
+
+@pytest.mark.filterwarnings("ignore:the plan changes nothing")
+def test_a_model_without_blocks_has_nothing_to_compare(target_file: Callable[[str], str]) -> None:
+    source = """
+    import torch
+    from torch import nn
+
+    def build():
+        return nn.Linear(8, 8), torch.ones(64, 8), lambda output: output.square().mean()
+    """
+    code, _, errors = memfit("fit", f"{target_file(source)}:build", "--budget=1GiB", "--compare")
+    assert code == 2
+    assert "--compare checkpoints every repeated block, and Linear has none; leave it out" in errors
