@@ -29,6 +29,7 @@ from memfit.capture.recording.step_recording import values_of
 from memfit.capture.state.kept_state import KeptState
 from memfit.capture.step_arguments import innermost_optimizer
 from memfit.capture.training_step import TrainingStep
+from memfit.distributed.wrapped_models import bare_model
 from memfit.errors import MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.batch_tensors import tensors_of
@@ -75,7 +76,7 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
     return ModelProfile(
         ops=ops,
         values=values,
-        blocks=measured_blocks(fake.model, called, ops, values),
+        blocks=measured_blocks(bare_model(fake.model), called, ops, values),
         peak_bytes=max(plain_timeline_bytes(ops, values)),
         step_seconds=sum(op.seconds for op in ops),
         device=str(roofline_device),

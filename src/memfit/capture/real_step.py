@@ -20,6 +20,7 @@ from memfit.capture.recording.recorded_runs import no_garbage_collection, record
 from memfit.capture.recording.step_recording import OpFacts, Recording, values_of
 from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
+from memfit.distributed.wrapped_models import bare_model, num_warm_up_steps
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp
 from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.fingerprint import fingerprint_of
@@ -48,8 +49,9 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
     device = device_of(step)
     device_bytes, free_bytes = memory_bytes(device)
     # The first run warms up, creates the optimizer's state, and finds what each run must put back.
-    with state.kept(), noting_inputs(step.model) as inputs:
-        step.run()
+    for _ in range(num_warm_up_steps(step.model)):
+        with state.kept(), noting_inputs(step.model) as inputs:
+            step.run()
     with state.kept():
         recording, called = record_step(step, device, existed_before)
     with state.kept():
@@ -74,7 +76,7 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
     profile = ModelProfile(
         ops=ops,
         values=values,
-        blocks=measured_blocks(step.model, called, ops, values),
+        blocks=measured_blocks(bare_model(step.model), called, ops, values),
         peak_bytes=peak_bytes,
         step_seconds=step_seconds,
         device=str(device),

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from memfit.capture.step_arguments import StepArguments, innermost_optimizer
+from memfit.distributed.local_tensors import local_tensor
+from memfit.distributed.wrapped_models import bare_model
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import Phase
 from memfit.runtime.batch_tensors import tensors_of
@@ -92,14 +94,15 @@ class TrainingStep:
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Return what is known to exist before the step, by name: parameters, buffers, batch, optimizer state."""
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        model = bare_model(self.model)
+        named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
         named += [(f"batch#{number}", tensor) for number, tensor in enumerate(tensors_of(self.batch))]
         named += [(f"targets#{number}", tensor) for number, tensor in enumerate(tensors_of(self.arguments.targets))]
         if self.optimizer is not None:
             # The state is a mapping from parameters; only what it maps them to is state.
             states = tensors_of(list(innermost_optimizer(self.optimizer).state.values()))
             named += [(f"optimizer state#{number}", tensor) for number, tensor in enumerate(states)]
-        return named
+        return [(name, local_tensor(tensor)) for name, tensor in named]
 
 
 def forward(model: nn.Module, batch: Any) -> Any:

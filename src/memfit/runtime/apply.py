@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.distributed.wrapped_models import bare_model
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.plan import Plan
 from memfit.runtime.chunked_loss.language_model_head import chunk_loss_of
@@ -55,6 +56,7 @@ class Applied:
         self.model = model
         self.plan = plan
         self._passes = _ForwardPasses(new_tape, InputCheck(plan.inputs))
+        model = bare_model(model)
         # The chunked loss is part of what the plan was made for: it is inside whatever the plan records.
         self._unwrap: list[Callable[[], None]] | None = [chunk_loss_of(model)] if plan.chunks_loss else []
         modules = dict(model.named_modules())
@@ -149,7 +151,7 @@ def _refuse_unfit(model: nn.Module, plan: Plan) -> None:
         raise InvalidParameterError(
             f"a plan is at work on this {type(model).__name__} (or on a part of it) already; remove() that one first"
         )
-    modules = dict(model.named_modules())
+    modules = dict(bare_model(model).named_modules())
     missing = [path for path in (*plan.recorded_modules, *plan.hooked_modules) if path not in modules]
     if missing:
         raise InvalidParameterError(

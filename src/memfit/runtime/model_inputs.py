@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.distributed.wrapped_models import bare_model
 from memfit.graph.inputs import Input, difference_in_words
 from memfit.runtime.batch_tensors import named_tensors
 from memfit.runtime.forward_wrapping import Forward
@@ -34,6 +35,7 @@ def inputs_of(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 @contextmanager
 def noting_inputs(model: nn.Module) -> Iterator[list[Input]]:
     """Yield a list that gets the inputs of the first forward pass of ``model`` inside the block."""
+    model = bare_model(model)
     noted: list[Input] = []
 
     def note(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

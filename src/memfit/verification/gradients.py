@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memfit.capture.state.bits import same_bits
 from memfit.capture.training_step import TrainingStep
+from memfit.distributed.local_tensors import local_tensor
 from memfit.runtime.batch_tensors import tensors_of
 
 Gradients = Mapping[str, Tensor | None]
@@ -117,5 +118,6 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 def _host_copy(gradient: Tensor | None) -> Tensor | None:
     if gradient is None:
         return None
+    gradient = local_tensor(gradient)
     dense = gradient.detach().to_dense() if gradient.layout is not torch.strided else gradient.detach()
     return dense.to("cpu", copy=True)

@@ -14,6 +14,8 @@ from memfit.capture.measuring.devices import device_of
 from memfit.capture.recording.recorded_runs import no_garbage_collection, record_step
 from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
+from memfit.distributed.ranks import Ranks
+from memfit.distributed.wrapped_models import num_warm_up_steps
 from memfit.graph.inputs import Input
 from memfit.progress import Progress
 from memfit.runtime.allocation_meter import allocated_peak
@@ -46,14 +48,20 @@ class Trials:
         # What the model was called with when it last warmed up.
         self.inputs: tuple[Input, ...] = ()
 
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that must run the step equally often; known after the first run."""
+        return self._state.ranks
+
     def kept_optimizer(self) -> AbstractContextManager[None]:
         """Return what all runs go inside: afterwards the optimizer knows of none of them."""
         return self._state.kept_optimizer()
 
     def warm_up(self, way: Way) -> None:
-        """Run the step once, so that later runs find caches filled and kernels chosen."""
-        with self._state.kept(), way(self._step.model), noting_inputs(self._step.model) as inputs:
-            self._step.run()
+        """Run the step, so that later runs find caches filled and kernels chosen."""
+        for _ in range(num_warm_up_steps(self._step.model)):
+            with self._state.kept(), way(self._step.model), noting_inputs(self._step.model) as inputs:
+                self._step.run()
         self.inputs = tuple(inputs)
 
     def measured(self, way: Way) -> Measured:
@@ -78,6 +86,7 @@ class Trials:
         progress.stage("timing", num_steps=None)
         round_seconds = sum(self.seconds(way) for way in ways)
         num_rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, int(_TIMING_SECONDS / max(round_seconds, 1e-9))))
+        num_rounds = self.ranks.agreed(num_rounds)
         progress.stage("timing", num_steps=num_rounds * len(ways))
         seconds: list[list[float]] = [[] for _ in ways]
         places = list(range(len(ways)))

@@ -13,6 +13,7 @@ from memfit.capture.recording.module_scopes import ModuleScopes
 from memfit.capture.recording.recorder import NothingKeptError, StepRecorder
 from memfit.capture.recording.step_recording import Recording
 from memfit.capture.training_step import TrainingStep
+from memfit.distributed.wrapped_models import bare_model, without_backward
 
 IsOutside = Callable[[Tensor], bool]
 
@@ -22,7 +23,7 @@ def record_step(step: TrainingStep, device: torch.device, is_outside: IsOutside)
     scopes = ModuleScopes()
     recorder = StepRecorder(scopes, device, step.tensors(), is_outside)
     try:
-        with scopes.watching(step.model), no_garbage_collection():
+        with scopes.watching(bare_model(step.model)), no_garbage_collection():
             held = step.run(recorder.during)
     finally:
         recording = recorder.close()
@@ -35,7 +36,7 @@ def record_without_saves(step: TrainingStep, device: torch.device, is_outside: I
     scopes = ModuleScopes()
     recorder = StepRecorder(scopes, device, step.tensors(), is_outside, keeps_saves=False)
     try:
-        with scopes.watching(step.model), no_garbage_collection():
+        with without_backward(step.model), scopes.watching(bare_model(step.model)), no_garbage_collection():
             held = step.run_forward(recorder.during)
     except NothingKeptError:
         return None

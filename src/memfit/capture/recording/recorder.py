@@ -16,6 +16,7 @@ from memfit.capture.recording.module_scopes import ModuleScopes
 from memfit.capture.recording.op_facts import NOTHING_KNOWN, facts_of, fused_facts_of
 from memfit.capture.recording.plain_tensors import is_plain, only_plain, plain_alias
 from memfit.capture.recording.step_recording import NewValue, Recording, SeenSave
+from memfit.distributed.local_tensors import has_dtensor
 from memfit.graph.model_profile import Phase, RecordedOp, Replay
 from memfit.graph.names import ValueName
 from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, is_strided, tensors_in, written_tensors
@@ -99,6 +100,10 @@ class StepRecorder(DispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = rule_for(op)
+        if self._phase is not Phase.FORWARD and has_dtensor(types):
+            # The optimizer of FSDP2: what runs on local tensors is recorded. In the forward pass the engine takes
+            # ops on DTensors as they are, and so does the recording.
+            return NotImplemented
         # Questions about a fake tensor reach a mode as ops (prim.device), and so do marks for the profiler.
         if not only_plain(types) or rule.name.startswith(("prim.", "profiler.")):
             return op(*args, **kwargs)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from memfit.capture.state.python_state import AttributeSnapshot
 from memfit.capture.step_arguments import innermost_optimizer, optimizers_within
 from memfit.capture.training_step import TrainingStep
+from memfit.distributed.local_tensors import has_dtensor, is_dtensor
+from memfit.distributed.ranks import Ranks, ranks_of
 from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.call_arguments import is_strided, tensors_in, written_tensors
 from memfit.runtime.op_rules import Treatment, rule_for
@@ -23,6 +25,8 @@ from memfit.runtime.torch_internals import DispatchMode
 # Who made a storage: a run of a step, or somebody before it.
 _MAKERS: StorageAttribute[object] = StorageAttribute("maker")
 _OUTSIDE = object()
+# The namespaces of ops that wait for other processes.
+_COLLECTIVES = ("c10d.", "_c10d_functional.")
 
 
 class KeptState:
@@ -43,11 +47,17 @@ class KeptState:
         self._attributes = AttributeSnapshot([])
         self._changes_attributes = False
 
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that must run the step equally often, as far as the runs until now show."""
+        met_collectives = self._writes is not None and self._writes.met_collectives
+        return ranks_of(self._step.model, runs_collectives=met_collectives)
+
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Run a step, or several, inside the block."""
         gradients = [(leaf, leaf.grad) for leaf in self._leaves]
-        contents = [(leaf, leaf.detach()) for leaf in self._leaves if is_strided(leaf)]
+        contents = [(leaf, leaf.detach()) for leaf in self._leaves if is_strided(leaf) and not is_dtensor(leaf)]
         attributes = self._attributes = AttributeSnapshot(map(vars, self._modules()))
         self._drop_gradients()
         # Inside autocast, casts of weights are kept from pass to pass; each run is to make its own.
@@ -127,12 +137,17 @@ class _FirstWrites(DispatchMode):
         self._made_here = object()
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.met_collectives = False
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = rule_for(op)
+        if has_dtensor(types):
+            # What is written are local tensors.
+            return NotImplemented
         if types:
             return op(*args, **kwargs)
+        self.met_collectives |= rule.name.startswith(_COLLECTIVES)
         arguments = tensors_in((args, kwargs))
         self._mark(arguments, _OUTSIDE)
         for tensor in arguments:

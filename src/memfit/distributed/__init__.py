@@ -1,0 +1,1 @@
+"""Models whose training step runs in several processes at once."""

@@ -1,0 +1,63 @@
+"""The processes that run a model's collectives together, and how they agree on a value."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import distributed, nn
+
+from memfit.distributed.local_tensors import is_dtensor
+from memfit.distributed.wrapped_models import ddp_modules
+
+_T = TypeVar("_T")
+
+
+class Ranks:
+    """The processes of ``groups``; this process alone where there are none.
+
+    Several groups are the dimensions of a device mesh, in order. All processes must make the same calls in the same
+    order: each is a collective.
+    """
+
+    def __init__(self, groups: tuple[Any, ...] = ()) -> None:
+        self._groups = groups
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is another process."""
+        return any(group.size() > 1 for group in self._groups)
+
+    def agreed(self, value: _T) -> _T:
+        """Return the ``value`` of the first process."""
+        for group in self._groups:
+            box = [value]
+            distributed.broadcast_object_list(box, group=group, group_src=0)
+            value = box[0]
+        return value
+
+    def gathered(self, value: _T) -> list[_T]:
+        """Return the values of all processes, in the same order everywhere."""
+        values = [value]
+        for group in self._groups:
+            parts: list[list[_T]] = [[] for _ in range(group.size())]
+            distributed.all_gather_object(parts, values, group=group)
+            values = [value for part in parts for value in part]
+        return values
+
+
+def ranks_of(model: nn.Module, *, runs_collectives: bool = False) -> Ranks:
+    """Return the processes that run the collectives of ``model``, which must be wrapped already.
+
+    With ``runs_collectives``, a model without a wrapper belongs to all processes: its step was seen to run some.
+    """
+    if not distributed.is_available() or not distributed.is_initialized():
+        return Ranks()
+    # A DTensor knows the mesh that it is spread over.
+    meshes = [parameter.device_mesh for parameter in model.parameters() if is_dtensor(parameter)]
+    if meshes:
+        widest = max(meshes, key=lambda mesh: mesh.size())
+        return Ranks(tuple(widest.get_all_groups()))
+    groups = [module.process_group for module in ddp_modules(model)]
+    if groups:
+        return Ranks((groups[0],))
+    return Ranks((distributed.group.WORLD,)) if runs_collectives else Ranks()

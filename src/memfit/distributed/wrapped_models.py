@@ -1,0 +1,92 @@
+"""Models that are wrapped for several processes: DDP puts a module around a model, FSDP2 changes its classes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from memfit.errors import InvalidParameterError
+
+# DDP builds its buckets anew after the first step, FSDP2 allocates its buffers in the first; then nothing changes.
+_STEPS_UNTIL_SETTLED = 3
+
+
+def bare_model(model: nn.Module) -> nn.Module:
+    """Return the model inside DDP; ``model`` itself if it is not in DDP."""
+    while _is_ddp(model):
+        model = model.module
+    return model
+
+
+def class_without_fsdp(module: nn.Module) -> type:
+    """Return the class of ``module`` as it was before `fully_shard`, which derives another one."""
+    kind = type(module)
+    fsdp = _fsdp_class()
+    if fsdp is None or not issubclass(kind, fsdp):
+        return kind
+    order = kind.__mro__
+    return order[order.index(fsdp) + 1]
+
+
+def num_warm_up_steps(model: nn.Module) -> int:
+    """Return how many steps it takes until each step allocates what the one before it did."""
+    return _STEPS_UNTIL_SETTLED if ddp_modules(model) or fsdp_modules(model) else 1
+
+
+@contextmanager
+def without_backward(model: nn.Module) -> Iterator[None]:
+    """Run a forward pass inside the block that no backward pass follows.
+
+    DDP does not wait for gradients then, and FSDP2 forgets that it does.
+    """
+    with ExitStack() as stack:
+        for module in ddp_modules(model):
+            stack.enter_context(module.no_sync())
+        yield
+    inner: set[nn.Module] = set()
+    for module in fsdp_modules(model):
+        # New in torch 2.13, and for roots only.
+        if module not in inner and hasattr(module, "reset_iter_state"):
+            module.reset_iter_state()
+        module.reshard()
+        inner.update(module.modules())
+
+
+def ddp_modules(model: nn.Module) -> list[Any]:
+    """Return the DDP modules of ``model``, itself included."""
+    return [module for module in model.modules() if _is_ddp(module)]
+
+
+def fsdp_modules(model: nn.Module) -> list[Any]:
+    """Return the modules of ``model`` that `fully_shard` was called on, itself included, from the outside to the inside."""
+    fsdp = _fsdp_class()
+    return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp)]
+
+
+def refuse_fsdp1(model: nn.Module) -> None:
+    """Raise where ``model`` has a module of the first FSDP."""
+    first = _class_in("torch.distributed.fsdp", "FullyShardedDataParallel")
+    if first is not None and any(isinstance(module, first) for module in model.modules()):
+        raise InvalidParameterError(
+            f"this {type(model).__name__} is wrapped in FullyShardedDataParallel, which keeps the parameters of many "
+            "modules in one; memfit works with torch.distributed.fsdp.fully_shard and with DistributedDataParallel"
+        )
+
+
+def _is_ddp(module: Any) -> bool:
+    ddp = _class_in("torch.nn.parallel", "DistributedDataParallel")
+    return ddp is not None and isinstance(module, ddp)
+
+
+def _fsdp_class() -> type | None:
+    return _class_in("torch.distributed.fsdp", "FSDPModule")
+
+
+def _class_in(module_name: str, name: str) -> type | None:
+    """Return a class of torch, None where its module was not imported: then there are no objects of it."""
+    found = getattr(sys.modules.get(module_name), name, None)
+    return found if isinstance(found, type) else None
