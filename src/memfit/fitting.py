@@ -99,7 +99,7 @@ def fit(
             if verification.within_budget:
                 break
             shown.stage("planning again")
-            plan = _plan_with_more_room(profile, plan, verification, host_budget)
+            plan = _plan_with_more_room(training_step, profile, plan, verification, host_budget)
             verification = verify_step(training_step, plan, shown)
     _refuse_broken(verification)
     _warn_of_surprises(profile, plan, verification)
@@ -134,7 +134,7 @@ def _fastest(
     chosen: _Choice | None = None
     infeasible: InfeasibleBudgetError | None = None
     try:
-        chosen = _Choice(plain, plan_step(plain, budget=budget, host_budget=host_budget))
+        chosen = _Choice(plain, _planned(step, plain, budget, host_budget))
     except InfeasibleBudgetError as error:
         if not chunk_loss:
             raise _pointing_to_chunks(error, step.model, plain) from None
@@ -152,7 +152,7 @@ def _fastest(
         )
     progress.stage("planning with a chunked loss")
     try:
-        in_chunks = _Choice(chunked, plan_step(chunked, budget=budget, host_budget=host_budget))
+        in_chunks = _Choice(chunked, _planned(step, chunked, budget, host_budget))
     except InfeasibleBudgetError as error:
         if infeasible is None:
             assert chosen is not None
@@ -196,14 +196,19 @@ def _profiled(step: TrainingStep, *, chunk_loss: bool = False) -> ModelProfile:
     return profile_of_step(step, "fake", chunk_loss=chunk_loss)
 
 
+def _planned(step: TrainingStep, profile: ModelProfile, budget: BudgetLike, host_budget: HostBudgetLike) -> Plan:
+    """Return the plan, made in one process for all that run the step together."""
+    return step.ranks.decided(lambda: plan_step(profile, budget=budget, host_budget=host_budget))
+
+
 def _plan_with_more_room(
-    profile: ModelProfile, plan: Plan, verification: Verification, host_budget: HostBudgetLike
+    step: TrainingStep, profile: ModelProfile, plan: Plan, verification: Verification, host_budget: HostBudgetLike
 ) -> Plan:
     """Return a plan whose predicted peak leaves room for how far the last one was missed."""
     assert plan.budget_bytes is not None
     miss_bytes = verification.peak_bytes - plan.predicted_peak_bytes
     try:
-        tighter = plan_step(profile, budget=max(0, plan.budget_bytes - miss_bytes), host_budget=host_budget)
+        tighter = _planned(step, profile, max(0, plan.budget_bytes - miss_bytes), host_budget)
     except InfeasibleBudgetError as error:
         minimum_bytes = error.minimum_bytes + miss_bytes
         raise InfeasibleBudgetError(

@@ -26,7 +26,13 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
     """Return the profile of ``step``: captured in plain runs, then completed by trial runs with plans."""
     state = KeptState(step)
     with state.kept_optimizer():
-        return calibrated(capture_real_step(step, state), step, state)
+        captured = capture_real_step(step, state)
+        profile = captured.profile
+        # All processes go on with the profile of the fullest one, so that all try, plan and decide the same.
+        fullest = step.ranks.largest(profile, profile.peak_bytes)
+        captured = captured._replace(profile=replace(fullest, device=profile.device))
+        completed = step.ranks.agreed(calibrated(captured, step, state))
+        return replace(completed, device=profile.device)
 
 
 _PROFILE_OF_STEP = {"real": profile_of_real_step, "fake": profile_of_fake_step}

@@ -41,7 +41,9 @@ class RanksAtWork:
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(_SECONDS_TO_ANSWER):
                 self.end()
-                raise TimeoutError(f"rank {rank} did not answer within {_SECONDS_TO_ANSWER} s: do all ranks run as often?")
+                raise TimeoutError(
+                    f"rank {rank} did not answer within {_SECONDS_TO_ANSWER} s: do all ranks run as often?"
+                )
             answers.append(pipe.recv())
         errors = [error for _, error in answers if error]
         if errors:
@@ -56,7 +58,6 @@ class RanksAtWork:
 
 
 def _serve(pipe: Connection, rank: int, rendezvous: str) -> None:
-    import faulthandler; faulthandler.dump_traceback_later(70)
     import torch
 
     torch.set_num_threads(1)

@@ -75,6 +75,7 @@ def _tried(
         differing: set[OpOutput] = set()
         with state.kept(), Applied(step.model, plan, functools.partial(tape, differing)):
             step.run_forward_and_backward()
+        differing = set().union(*step.ranks.gathered(differing))
         values = {index for output in differing for index in _values_of(profile, output, plan)}
         if not values:
             return profile

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from memfit.capture.step_arguments import StepArguments, innermost_optimizer
 from memfit.distributed.local_tensors import local_tensor
+from memfit.distributed.ranks import Ranks, ranks_of
 from memfit.distributed.wrapped_models import bare_model
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import Phase
@@ -31,8 +32,15 @@ class TrainingStep:
         self.model = model
         self.arguments = arguments
         self.warns = warns
+        # Whether a run was seen to wait for other processes.
+        self.runs_collectives = False
         if arguments.step is not None or arguments.gradients == "kept":
             raise MemfitError("step= and gradients='kept' are not implemented yet")
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that must run the step equally often; those of a bare model are known after its first run."""
+        return ranks_of(self.model, runs_collectives=self.runs_collectives)
 
     @property
     def batch(self) -> Any:

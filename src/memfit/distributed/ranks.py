@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from torch import distributed, nn
 
 from memfit.distributed.local_tensors import is_dtensor
 from memfit.distributed.wrapped_models import ddp_modules
+from memfit.errors import MemfitError
 
 _T = TypeVar("_T")
 
@@ -35,6 +37,30 @@ class Ranks:
             value = box[0]
         return value
 
+    def decided(self, decide: Callable[[], _T]) -> _T:
+        """Return what ``decide()`` returns in the first process, or raise the MemfitError that it raises there."""
+        decision: _T | None = None
+        error: MemfitError | None = None
+        if all(group.rank() == 0 for group in self._groups):
+            try:
+                decision = decide()
+            except MemfitError as raised:
+                error = raised
+        decision, error = self.agreed((decision, error))
+        if error is not None:
+            raise error
+        return cast("_T", decision)
+
+    def largest(self, value: _T, size: int) -> _T:
+        """Return the ``value`` of the process with the largest ``size``, of the first one among several."""
+        for group in self._groups:
+            sizes = [0] * group.size()
+            distributed.all_gather_object(sizes, size, group=group)
+            box, size = [value], max(sizes)
+            distributed.broadcast_object_list(box, group=group, group_src=sizes.index(size))
+            value = box[0]
+        return value
+
     def gathered(self, value: _T) -> list[_T]:
         """Return the values of all processes, in the same order everywhere."""
         values = [value]
@@ -53,7 +79,7 @@ def ranks_of(model: nn.Module, *, runs_collectives: bool = False) -> Ranks:
     if not distributed.is_available() or not distributed.is_initialized():
         return Ranks()
     # A DTensor knows the mesh that it is spread over.
-    meshes = [parameter.device_mesh for parameter in model.parameters() if is_dtensor(parameter)]
+    meshes: list[Any] = [parameter.device_mesh for parameter in model.parameters() if is_dtensor(parameter)]  # type: ignore[attr-defined]
     if meshes:
         widest = max(meshes, key=lambda mesh: mesh.size())
         return Ranks(tuple(widest.get_all_groups()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -18,7 +18,7 @@ _STEPS_UNTIL_SETTLED = 3
 def bare_model(model: nn.Module) -> nn.Module:
     """Return the model inside DDP; ``model`` itself if it is not in DDP."""
     while _is_ddp(model):
-        model = model.module
+        model = cast(nn.Module, model.module)
     return model
 
 
@@ -62,7 +62,7 @@ def ddp_modules(model: nn.Module) -> list[Any]:
 
 
 def fsdp_modules(model: nn.Module) -> list[Any]:
-    """Return the modules of ``model`` that `fully_shard` was called on, itself included, from the outside to the inside."""
+    """Return the modules of ``model`` that `fully_shard` was called on, outer ones before inner ones."""
     fsdp = _fsdp_class()
     return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp)]
 

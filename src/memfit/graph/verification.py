@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from memfit.graph.summaries import text_summary
 from memfit.units import format_bytes, format_overhead, format_seconds
@@ -14,6 +15,17 @@ from memfit.units import format_bytes, format_overhead, format_seconds
 _NOISE_FACTOR = 4.0
 # A few units in the last place of bfloat16, which has the largest: what is farther off is so by more than rounding.
 _MOST_NOISE = 2e-2
+
+
+# Of fields that may differ from process to process.
+_WORST_IS_LARGEST = (
+    "max_gradient_error",
+    "plain_gradient_error",
+    "plain_gradient_distance",
+    "gradient_distance",
+    "plain_peak_bytes",
+    "peak_bytes",
+)
 
 
 class Quartiles(NamedTuple):
@@ -139,3 +151,22 @@ class Verification:
         from memfit.graph.verification_file import load_verification
 
         return load_verification(path)
+
+
+def worst_of(verifications: Sequence[Verification]) -> Verification:
+    """Return what holds for all processes that ran a step together: the largest peaks and errors.
+
+    Seconds are those of the first: a step that contains collectives takes equally long everywhere.
+    """
+
+    def all_of(name: str) -> bool | None:
+        found = [value for each in verifications if (value := getattr(each, name)) is not None]
+        return all(found) if found else None
+
+    def most_of(name: str) -> Any:
+        return max((value for each in verifications if (value := getattr(each, name)) is not None), default=None)
+
+    names = dict.fromkeys(name for each in verifications for name in each.differing_parameters)
+    worst: dict[str, Any] = {name: all_of(name) for name in ("gradients_equal", "plain_reproducible")}
+    worst |= {name: most_of(name) for name in _WORST_IS_LARGEST}
+    return replace(verifications[0], differing_parameters=tuple(names), **worst)

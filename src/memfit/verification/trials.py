@@ -14,7 +14,6 @@ from memfit.capture.measuring.devices import device_of
 from memfit.capture.recording.recorded_runs import no_garbage_collection, record_step
 from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
-from memfit.distributed.ranks import Ranks
 from memfit.distributed.wrapped_models import num_warm_up_steps
 from memfit.graph.inputs import Input
 from memfit.progress import Progress
@@ -47,11 +46,6 @@ class Trials:
         self.device = device_of(step)
         # What the model was called with when it last warmed up.
         self.inputs: tuple[Input, ...] = ()
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that must run the step equally often; known after the first run."""
-        return self._state.ranks
 
     def kept_optimizer(self) -> AbstractContextManager[None]:
         """Return what all runs go inside: afterwards the optimizer knows of none of them."""
@@ -86,7 +80,7 @@ class Trials:
         progress.stage("timing", num_steps=None)
         round_seconds = sum(self.seconds(way) for way in ways)
         num_rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, int(_TIMING_SECONDS / max(round_seconds, 1e-9))))
-        num_rounds = self.ranks.agreed(num_rounds)
+        num_rounds = self._step.ranks.agreed(num_rounds)
         progress.stage("timing", num_steps=num_rounds * len(ways))
         seconds: list[list[float]] = [[] for _ in ways]
         places = list(range(len(ways)))

@@ -17,7 +17,7 @@ from memfit.capture.training_step import TrainingStep
 from memfit.errors import InvalidParameterError, VerificationError
 from memfit.graph.inputs import difference_in_words
 from memfit.graph.plan import Plan
-from memfit.graph.verification import Quartiles, Verification
+from memfit.graph.verification import Quartiles, Verification, worst_of
 from memfit.progress import Progress, Quiet
 from memfit.runtime.chunked_loss.language_model_head import noting_type_of_logits
 from memfit.runtime.forward_wrapping import plans_set_aside
@@ -58,10 +58,10 @@ def verify_step(step: TrainingStep, plan: Plan, progress: Progress | None = None
     with plans_set_aside(step.model):
         # Outside of the handlers, because an error under way keeps alive what the failed step had made.
         with suppress(torch.OutOfMemoryError):
-            return _compared(step, plan, shown)
+            return worst_of(step.ranks.gathered(_compared(step, plan, shown)))
         # Then the plan is the only way to run this model here, and it is still worth knowing that it does.
         with suppress(torch.OutOfMemoryError):
-            return _planned_alone(step, plan, shown)
+            return worst_of(step.ranks.gathered(_planned_alone(step, plan, shown)))
     raise VerificationError(
         "the planned step does not fit the device, though its plan predicts a peak of "
         f"{format_bytes(plan.predicted_peak_bytes)}; plan for a smaller budget"

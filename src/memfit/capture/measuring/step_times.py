@@ -94,7 +94,7 @@ def timed_back_to_back(
     num_steps = min(
         max(math.ceil(_BACK_TO_BACK_SECONDS / synchronized.seconds), _FEWEST_BACK_TO_BACK), _MOST_BACK_TO_BACK
     )
-    num_steps = state.ranks.agreed(num_steps)
+    num_steps = step.ranks.agreed(num_steps)
     moments = moments_on(device)
     with state.kept():
         wait_for(device)

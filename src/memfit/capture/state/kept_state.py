@@ -15,7 +15,7 @@ from memfit.capture.state.python_state import AttributeSnapshot
 from memfit.capture.step_arguments import innermost_optimizer, optimizers_within
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.local_tensors import has_dtensor, is_dtensor
-from memfit.distributed.ranks import Ranks, ranks_of
+from memfit.distributed.wrapped_models import num_warm_up_steps
 from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.call_arguments import is_strided, tensors_in, written_tensors
 from memfit.runtime.op_rules import Treatment, rule_for
@@ -44,14 +44,9 @@ class KeptState:
         self._step = step
         self._leaves = _leaves_of(step)
         self._writes: _FirstWrites | None = None
+        self._num_watched_runs = 0
         self._attributes = AttributeSnapshot([])
         self._changes_attributes = False
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that must run the step equally often, as far as the runs until now show."""
-        met_collectives = self._writes is not None and self._writes.met_collectives
-        return ranks_of(self._step.model, runs_collectives=met_collectives)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -115,13 +110,15 @@ class KeptState:
 
     @contextmanager
     def _watching_writes(self) -> Iterator[None]:
-        """Look for writes in the first step only: later ones may be timed."""
-        if self._writes is not None:
+        """Look for writes in the steps that warm up only: later ones may be timed."""
+        if self._num_watched_runs == num_warm_up_steps(self._step.model):
             yield
             return
-        self._writes = _FirstWrites()
+        self._num_watched_runs += 1
+        self._writes = self._writes or _FirstWrites()
         with self._writes:
             yield
+        self._step.runs_collectives |= self._writes.met_collectives
 
 
 def existed_before(tensor: Tensor) -> bool:
@@ -182,7 +179,9 @@ class _FirstWrites(DispatchMode):
     def undo(self) -> None:
         """Write back what the tensors held."""
         for tensor, copy in self._copies:
-            tensor.copy_(copy)
+            # FSDP2 frees the memory that it gathers parameters into, and allocates it anew.
+            if tensor.untyped_storage().nbytes() == copy.numel():
+                tensor.copy_(copy)
 
     def take_leaves(self, known: list[Tensor]) -> list[Tensor]:
         """Give the leaves met beside the ``known`` ones their gradients back, once, and return them."""

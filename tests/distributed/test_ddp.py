@@ -1,0 +1,108 @@
+"""DDP in two processes: profiles, plans and verification, the same in both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed.models import bare, in_ddp, trained
+from tests.distributed.ranks_at_work import RanksAtWork
+
+import memfit
+
+
+def fit_in_ddp(rank: int, share: float, num_rows: int, pause_seconds: float) -> dict[str, Any]:
+    """Fit a DDP model that is new to ``share`` of its peak, on a rank that may be slow and have a larger batch."""
+    model, batch = bare(rank, num_rows=num_rows * (1 + rank), pause_seconds=pause_seconds * rank)
+    plain_losses = trained(in_ddp(model), batch)
+    model, batch = bare(rank, num_rows=num_rows * (1 + rank), pause_seconds=pause_seconds * rank)
+    model = in_ddp(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    profile = memfit.profile(model, batch, optimizer=optimizer)
+    fitted = memfit.fit(model, batch, budget=int(share * profile.peak_bytes), optimizer=optimizer)
+    return {
+        "profile": profile.peak_bytes,
+        "plan": {name: str(decision) for name, decision in fitted.plan.decisions.items()},
+        "verification": fitted.verification,
+        "losses_agree": trained(model, batch) == plain_losses,
+    }
+
+
+def test_ddp_is_fitted_alike_in_all_ranks_for_the_fullest_one_however_slow_one_is(ranks: RanksAtWork) -> None:
+    first, second = ranks.run(fit_in_ddp, 0.75, 128, 0.02)
+    assert first["plan"] == second["plan"]
+    assert first["profile"] == second["profile"]
+    assert first["verification"] == second["verification"]
+    verification = first["verification"]
+    assert verification.within_budget
+    assert verification.gradients_equal
+    # The bytes of the rank with the larger batch, to the byte: buckets are counted.
+    assert verification.plain_peak_bytes == first["profile"]
+    assert verification.peak_bytes == verification.predicted_peak_bytes
+    assert first["losses_agree"]
+    assert second["losses_agree"]
+
+
+def infeasible(rank: int) -> int:
+    model, batch = bare(rank)
+    with pytest.raises(memfit.InfeasibleBudgetError) as error:
+        memfit.fit(in_ddp(model), batch, budget=1000)
+    return error.value.minimum_bytes
+
+
+def test_a_budget_that_is_too_small_is_refused_in_all_ranks(ranks: RanksAtWork) -> None:
+    first, second = ranks.run(infeasible)
+    assert first == second > 1000
+
+
+def move_plans(rank: int) -> list[bool]:
+    """Apply a plan for the bare model to DDP, and the reverse; return whether the gradients are the plain ones."""
+    model, batch = bare(rank)
+    for_bare = memfit.plan(memfit.profile(model, batch), strategy=memfit.Full())
+    parallel = in_ddp(model)
+    for_ddp = memfit.plan(memfit.profile(parallel, batch), strategy=memfit.Full())
+    agree = [for_bare.recorded_modules == for_ddp.recorded_modules]
+    for target, plan in ((parallel, for_bare), (model, for_ddp), (parallel, for_ddp)):
+        found = []
+        for is_planned in (False, True):
+            parallel.zero_grad()
+            applied = memfit.apply(target, plan) if is_planned else None
+            parallel(batch).backward()
+            if applied is not None:
+                applied.remove()
+            found.append([parameter.grad.clone() for parameter in model.parameters()])
+        agree.append(all(map(torch.equal, *found)))
+    return agree
+
+
+def test_plans_for_the_bare_model_apply_to_ddp_and_the_reverse(ranks: RanksAtWork) -> None:
+    assert ranks.run(move_plans) == [[True] * 4] * 2
+
+
+def fit_step_with_its_own_collective(rank: int) -> Any:
+    """A bare model whose loss is averaged by hand: only the run of the step shows that ranks depend on each other."""
+    model, batch = bare(rank, pause_seconds=0.02 * rank)
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        torch.distributed.all_reduce(output.detach().clone())
+        return output
+
+    profile = memfit.profile(model, batch, loss=loss)
+    return memfit.fit(model, batch, loss=loss, budget=int(0.75 * profile.peak_bytes)).verification
+
+
+def test_ranks_agree_where_only_the_step_has_collectives(ranks: RanksAtWork) -> None:
+    first, second = ranks.run(fit_step_with_its_own_collective)
+    assert first == second
+
+
+def profile_without_the_other_ranks(rank: int) -> int:
+    if rank:
+        return 0
+    model, batch = bare(rank)
+    return memfit.profile(model, batch).peak_bytes
+
+
+def test_one_rank_may_profile_a_model_of_its_own(ranks: RanksAtWork) -> None:
+    assert ranks.run(profile_without_the_other_ranks)[0] > 0
