@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import memfit
 from memfit.runtime.forward_wrapping import Forward, Runner
-from memfit.runtime.native_tape import NativeTape, new_tape, way_into
+from memfit.runtime.native_tape import NativeTape, new_rounds, new_tape, way_into
 from memfit.runtime.recorded_modules import Region
 from memfit.runtime.tape import Tape
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks
@@ -39,7 +39,7 @@ def owner() -> Owner:
 def begun(owner: Owner) -> NativeTape:
     tape = new_tape()
     assert isinstance(tape, NativeTape)
-    tape.begin(owner)
+    tape.begin(owner, new_rounds())
     return tape
 
 
@@ -96,7 +96,7 @@ def after_passes_that_ended_in_no_order(run: Callable[[], object], owner: Owner)
 
 def under_a_tape_in_python(run: Callable[[], object], owner: Owner) -> None:
     tape = Tape()
-    tape.begin(owner)
+    tape.begin(owner, new_rounds())
     run()
     tape.close()
 

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from memfit.capture.state.bits import same_bits
 from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
-from memfit.graph.model_profile import ModelProfile
-from memfit.graph.names import is_within
+from memfit.graph.model_profile import ModelProfile, Phase
+from memfit.graph.outline import Address
 from memfit.graph.plan import Plan
 from memfit.planning.planner import plan_of_all_that_replays, plan_of_what_leaves_blocks
 from memfit.runtime.apply import Applied
 from memfit.runtime.call_arguments import is_strided, tensors_in
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
-from memfit.runtime.recorded_modules import FatePattern, Region
+from memfit.runtime.recorded_modules import FatePattern
 from memfit.runtime.replay import read
 from memfit.runtime.tape import Tape
 from memfit.runtime.values import NOTES, DroppedUse, DroppedValue, Source, geometry_of
@@ -37,11 +37,9 @@ _MAX_TRIALS = 6
 
 
 class OpOutput(NamedTuple):
-    """An output of the ``number``-th call of an op in a region, which is how the engine knows it."""
+    """An output of an op call, which the engine knows by its address."""
 
-    region: str
-    op: str
-    number: int
+    address: Address
     position: int = 0
 
 
@@ -76,23 +74,32 @@ def _tried(
         with state.kept(), Applied(step.model, plan, functools.partial(tape, differing)):
             step.run_forward_and_backward()
         differing = set().union(*step.ranks.gathered(differing))
-        values = {index for output in differing for index in _values_of(profile, output, plan)}
+        values = _values_of(profile, differing, plan)
         if not values:
             return profile
         profile = _marked(profile, _first_among(values, profile))
     return _marked(profile, values)
 
 
-def _values_of(profile: ModelProfile, output: OpOutput, plan: Plan) -> list[int]:
-    """Return the values that ``output`` may be: one, or where this step called the op more often, all of its calls'."""
-    calls = [op for op in profile.ops if op.op == output.op and _region_of(op.module, plan) == output.region]
-    chosen = calls[output.number : output.number + 1] or calls
-    return [index for op in chosen if (index := op.outputs[output.position]) is not None]
+def _values_of(profile: ModelProfile, differing: set[OpOutput], plan: Plan) -> set[int]:
+    """Return the values at the addresses of ``differing``; where this step called an op more often, all of its calls'.
 
-
-def _region_of(module: str | None, plan: Plan) -> str | None:
-    around = [path for path in plan.recorded_modules if module is not None and is_within(module, path)]
-    return max(around, key=len) if around else None
+    Several values have one address where the step has several backward passes.
+    """
+    assert plan.outline is not None
+    ops = [op for op in profile.ops if op.phase is Phase.FORWARD and op.module is not None and op.has_gradients]
+    by_address: dict[OpOutput, set[int]] = defaultdict(set)
+    for op, address in zip(ops, plan.outline.addresses(plan.recorded_modules), strict=True):
+        if address is not None:
+            for position, index in enumerate(op.outputs):
+                if index is not None:
+                    by_address[OpOutput(address, position)].add(index)
+    values: set[int] = set()
+    for output in differing:
+        module, _, op_name, _ = output.address
+        alike = (known for known in by_address if (known[0].module, known[0].op) == (module, op_name))
+        values |= by_address.get(output) or {index for known in alike for index in by_address[known]}
+    return values
 
 
 def _first_among(values: set[int], profile: ModelProfile) -> set[int]:
@@ -126,22 +133,19 @@ class CalibratingTape(Tape):
     def __init__(self, differing: set[OpOutput]) -> None:
         super().__init__()
         self._differing = differing
-        self._this_call: OpOutput | None = None
-        self._num_calls_of: dict[tuple[str, str], int] = defaultdict(int)
+        self._this_call: Address | None = None
         self._output_of: weakref.WeakKeyDictionary[DroppedValue, OpOutput] = weakref.WeakKeyDictionary()
 
-    def _next_pattern(self, region: Region | None, rule: OpRule) -> FatePattern:
-        assert region is not None
-        number = self._num_calls_of[region.path, rule.name]
-        self._num_calls_of[region.path, rule.name] += 1
-        self._this_call = OpOutput(region.path, rule.name, number)
-        return super()._next_pattern(region, rule)
+    def _next_pattern(self, rule: OpRule) -> FatePattern:
+        assert self._frame is not None
+        self._this_call = self._frame.address_of_next(rule.name)
+        return super()._next_pattern(rule)
 
     def _drop(self, storage: torch.UntypedStorage, value: DroppedValue, version: int) -> None:
         assert self._this_call is not None
         assert value.recipe is not None
         position = next(position for position, output in value.recipe.outputs if output() is value)
-        self._output_of[value] = self._this_call._replace(position=position)
+        self._output_of[value] = OpOutput(self._this_call, position)
         super()._drop(storage, value, version)
 
     def _source(self, tensor: Tensor, rule: OpRule) -> Source:

@@ -85,6 +85,7 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
         free_bytes=free_bytes,
         measured_with="fake tensors and a roofline of the device",
         inputs=tuple(inputs),
+        module_calls=recording.module_calls,
         link=measured_link(roofline_device),
     )
 

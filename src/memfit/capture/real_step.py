@@ -85,6 +85,7 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
         free_bytes=free_bytes,
         host=host,
         inputs=tuple(inputs),
+        module_calls=recording.module_calls,
         link=measured_link(device),
         unthrottled_share=unthrottled_share(unthrottled, ops),
     )

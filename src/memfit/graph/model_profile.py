@@ -83,6 +83,7 @@ class RecordedOp:
     took for itself while it ran, beyond its outputs. ``hidden_writes`` are values that it changed implicitly, as a
     batch norm does its running statistics: whoever replays from them needs a copy. ``replay_seconds`` is what running
     it again takes, None where that is ``seconds``: a pointwise op may run in one kernel with its neighbours.
+    ``has_gradients`` is whether gradients were enabled; ops without are not counted with those of the same name.
     """
 
     module: str | None
@@ -98,6 +99,23 @@ class RecordedOp:
     workspace_bytes: int = 0
     hidden_writes: tuple[int, ...] = ()
     replay_seconds: float | None = None
+    has_gradients: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module with gradients enabled: the ops from ``begin`` to before ``end`` ran in it.
+
+    ``number`` counts the calls of this module since the last backward pass, ``num_backward`` the backward passes of
+    the step before it. Modules that several paths lead to have no entry: what they run belongs to the module that
+    calls them.
+    """
+
+    path: str
+    number: int
+    begin: int
+    end: int
+    num_backward: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +181,8 @@ class ModelProfile:
     ``inputs`` are the tensors that the model was called with. ``link`` connects to the host's memory; None where that
     is the device's own, or it was not measured. ``unthrottled_share`` is what the ops would take in all, as a share of
     their seconds in the step, on a device whose clock is not throttled. ``chunks_loss`` is whether the step computes a
-    language model's head and loss in chunks of tokens.
+    language model's head and loss in chunks of tokens. ``module_calls`` are the calls of modules with gradients, in the
+    order in which they began; empty where they were not recorded.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -181,6 +200,7 @@ class ModelProfile:
     link: Link | None = None
     unthrottled_share: float = 1.0
     chunks_loss: bool = False
+    module_calls: tuple[ModuleCall, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path`` as JSON, compressed where the path ends in ``.gz``."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+NO_GRADIENTS = " (no gradients)"
+"""Follows an op's name in the names of values that were made while gradients were disabled."""
+
 
 class ValueName(NamedTuple):
     """The name of a value: the k-th call of an op in a module, and which of the op's outputs it is."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from memfit.graph.inputs import Input
+from memfit.graph.outline import StepOutline
 from memfit.graph.summaries import html_summary, text_summary
 from memfit.units import format_bytes, format_overhead
 
@@ -45,6 +46,7 @@ class Plan:
     Offloaded values take ``host_bytes`` of the host's pinned memory. At most ``window_bytes`` of them are on their way
     at a time: out of the device in the forward pass, and fetched ahead of their reader in the backward pass.
     With ``chunks_loss``, a language model's head and loss are computed in chunks of tokens.
+    ``outline`` has the op calls of the profiled step, by which the engine finds the values.
     """
 
     decisions: Mapping[str, Decision]
@@ -60,6 +62,7 @@ class Plan:
     host_bytes: int = 0
     window_bytes: int = 0
     chunks_loss: bool = False
+    outline: StepOutline | None = field(default=None, compare=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to ``path`` as JSON with one decision a line, all of it or nothing."""

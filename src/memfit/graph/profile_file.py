@@ -22,6 +22,7 @@ from memfit.graph.model_profile import (
     HostCosts,
     Link,
     ModelProfile,
+    ModuleCall,
     Phase,
     RecordedOp,
     RecordedValue,
@@ -47,6 +48,7 @@ _OP_DEFAULTS: dict[str, Any] = {
     "replay_seconds": None,
     "workspace_bytes": 0,
     "hidden_writes": [],
+    "has_gradients": True,
 }
 _VALUE_DEFAULTS: dict[str, Any] = {"op_index": None, "dies_after": None, "saves": [], "replays_exactly": True}
 _HOST_FACTS = tuple(field.name for field in fields(HostCosts) if field.name not in HOST_SECONDS)
@@ -67,11 +69,13 @@ def save_profile(profile: ModelProfile, path: str | os.PathLike[str]) -> None:
         head["unthrottled_share"] = profile.unthrottled_share
     if profile.chunks_loss:
         head["chunks_loss"] = True
-    entries = {
+    entries: dict[str, Iterable[Any]] = {
         "blocks": map(_block_entry, profile.blocks),
         "ops": map(_op_entry, profile.ops),
         "values": map(_value_entry, profile.values),
     }
+    if profile.module_calls:
+        entries["module_calls"] = map(_module_call_entry, profile.module_calls)
     parts = [f'  "{name}": {_text(value)}' for name, value in head.items()]
     parts += [f'  "{name}": {_lines(listed)}' for name, listed in entries.items()]
     write_text(path, "{\n" + ",\n".join(parts) + "\n}\n")
@@ -82,9 +86,10 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     document = read_document(path)
     check_kind(document, path, expected=PROFILE_FORMAT, version=PROFILE_VERSION)
     required = frozenset({"format", "version", *_HEAD, *_LISTS})
-    optional = frozenset({"host", "inputs", "link", "unthrottled_share", "chunks_loss"})
+    optional = frozenset({"host", "inputs", "link", "unthrottled_share", "chunks_loss", "module_calls"})
     check_fields(document, f"{path}", required=required, optional=optional)
-    for name in _LISTS:
+    document.setdefault("module_calls", [])
+    for name in (*_LISTS, "module_calls"):
         if not isinstance(document[name], list):
             raise PlanFileError(f'{path}: "{name}" must be a list; got {shown(document[name])}')
     reader = _Reader(len(document["ops"]), len(document["values"]))
@@ -98,7 +103,8 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     contents["chunks_loss"] = document.get("chunks_loss", False)
     if not isinstance(contents["chunks_loss"], bool):
         raise PlanFileError(f'{path}: "chunks_loss" must be true or false; got {shown(contents["chunks_loss"])}')
-    for name, read in (("ops", reader.op), ("values", reader.value), ("blocks", reader.block)):
+    readers = {"ops": reader.op, "values": reader.value, "blocks": reader.block, "module_calls": reader.module_call}
+    for name, read in readers.items():
         entries = enumerate(document[name])
         contents[name] = tuple(_read(read, entry, f"{path}: {name}[{place}]") for place, entry in entries)
     _check_makers(contents["ops"], contents["values"], path)
@@ -144,6 +150,7 @@ def _op_entry(op: RecordedOp) -> dict[str, Any]:
         "replay_seconds": op.replay_seconds,
         "workspace_bytes": op.workspace_bytes,
         "hidden_writes": list(op.hidden_writes),
+        "has_gradients": op.has_gradients,
     }
     return _without(entry, _OP_DEFAULTS)
 
@@ -167,11 +174,15 @@ def _block_entry(block: Block) -> dict[str, Any]:
     return entry if layer.name is None else entry | {"name": layer.name}
 
 
+def _module_call_entry(call: ModuleCall) -> list[Any]:
+    return [call.path, call.number, call.begin, call.end, call.num_backward]
+
+
 def _without(entry: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in usual or value != usual[name]}
 
 
-def _lines(entries: Iterable[dict[str, Any]]) -> str:
+def _lines(entries: Iterable[Any]) -> str:
     lines = [_text(entry) for entry in entries]
     return "[\n    " + ",\n    ".join(lines) + "\n  ]" if lines else "[]"
 
@@ -246,6 +257,21 @@ class _Reader:
             ),
             workspace_bytes=whole_number(fields["workspace_bytes"], "workspace_bytes"),
             hidden_writes=self._value_indices(fields, "hidden_writes"),
+            has_gradients=_boolean(fields["has_gradients"], "has_gradients"),
+        )
+
+    def module_call(self, entry: Any, place: str) -> ModuleCall:
+        if not isinstance(entry, list) or len(entry) != 5:
+            raise InvalidParameterError(
+                f"module_calls must be lists of path, number, begin, end, num_backward; got {shown(entry)}"
+            )
+        begin = whole_number(entry[2], "begin", maximum=self._num_ops)
+        return ModuleCall(
+            path=_string(entry[0], "path"),
+            number=whole_number(entry[1], "number"),
+            begin=begin,
+            end=whole_number(entry[3], "end", minimum=begin, maximum=self._num_ops),
+            num_backward=whole_number(entry[4], "num_backward"),
         )
 
     def value(self, entry: Any, place: str) -> RecordedValue:

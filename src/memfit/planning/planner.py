@@ -239,6 +239,7 @@ def _plan_of(known: KnownStep, choice: Candidate, *, budget_bytes: int | None, o
         chunks_loss=profile.chunks_loss,
         host_bytes=host_bytes_of(step, choice.offloading.values),
         window_bytes=choice.offloading.window_bytes,
+        outline=step.outline,
     )
 
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from memfit.errors import InvalidParameterError
-from memfit.graph.names import ValueName
+from memfit.graph.names import NO_GRADIENTS, ValueName
 
 
 def select(selector: str, names: Collection[ValueName]) -> list[ValueName]:
@@ -25,7 +25,11 @@ def select(selector: str, names: Collection[ValueName]) -> list[ValueName]:
     chosen = [
         name
         for name in names
-        if (not separator or fnmatchcase(name.op, op_glob) or str(name).endswith(f"::{op_glob}"))
+        if (
+            not separator
+            or fnmatchcase(name.op.removesuffix(NO_GRADIENTS), op_glob)
+            or str(name).endswith(f"::{op_glob}")
+        )
         and any(fnmatchcase(path, module_glob) for path in _path_and_ancestors(name.module))
     ]
     if not chosen:

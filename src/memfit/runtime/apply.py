@@ -20,7 +20,7 @@ from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, owners_of_wrappers, wrap_forward
 from memfit.runtime.model_inputs import InputCheck
-from memfit.runtime.native_tape import way_into
+from memfit.runtime.native_tape import new_rounds, way_into
 from memfit.runtime.recorded_modules import Region, regions_of
 from memfit.runtime.tape_choice import TapeChoice
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
@@ -100,6 +100,7 @@ class _ForwardPasses:
         self._new_tape = new_tape
         self._input_check = input_check
         self._in_thread = threading.local()
+        self._rounds = new_rounds()
 
     @contextmanager
     def _pass(self) -> Iterator[ForwardPass]:
@@ -110,7 +111,7 @@ class _ForwardPasses:
         tape = self._in_thread.tape = self._new_tape()
         is_complete = False
         try:
-            tape.begin(self)
+            tape.begin(self, self._rounds)
             yield tape
             is_complete = True
         finally:

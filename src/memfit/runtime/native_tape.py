@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.runtime.forward_pass import ForwardPass
+from memfit.runtime.forward_pass import ForwardPass, Rounds
 from memfit.runtime.forward_wrapping import Runner
 from memfit.runtime.fusing import can_fuse_on, start_fusing
 from memfit.runtime.native_build import native_module
@@ -75,6 +75,12 @@ def fuses_on(device: torch.device) -> bool:
     return can_fuse_on(device.type) and _configured_module() is not None
 
 
+def new_rounds() -> Any:
+    """Return the rounds of one planned model, as both engines count them."""
+    native = _configured_module()
+    return Rounds() if native is None else native.Rounds()
+
+
 def engine_name() -> str:
     """Return which engine runs plans here: "C++" or "Python"."""
     return "Python" if _configured_module() is None else "C++"
@@ -88,9 +94,9 @@ class NativeTape:
         self._native = native
         self._pass = native.ForwardPass()
 
-    def begin(self, owner: object) -> None:
-        """Let the regions of ``owner`` in this thread be gone into by the shortest way."""
-        self._pass.begin(owner)
+    def begin(self, owner: object, rounds: Any) -> None:
+        """Let the recorded modules of ``owner`` be entered by the fast path in this thread."""
+        self._pass.begin(owner, rounds)
 
     def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as part of ``region``."""
@@ -99,14 +105,19 @@ class NativeTape:
     def close(self, *, is_complete: bool = True) -> None:
         """End the pass, and forget how to replay what outlives it, such as the model's outputs: nobody will ask."""
         if is_complete and self.report is not None:
-            self.report(self._pass.has_heard_what_was_planned())
-        self._pass.close()
+            self.report(self._pass.is_as_planned())
+        self._pass.close(is_complete)
 
 
 def _in_native_form(native: Any, region: Region) -> object:
     if region.in_native_form is None:
         region.in_native_form = native.Region(
-            region.place, region.patterns, region.num_calls, region.window_bytes, region.records, region.watches
+            region.place,
+            [(call.patterns, call.num_calls) for call in region.calls],
+            region.beyond,
+            region.window_bytes,
+            region.records,
+            region.watches,
         )
     return region.in_native_form
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 from torch import Tensor, nn
 
-from memfit.graph.names import is_within, parse_value_name
+from memfit.graph.names import parse_value_name
+from memfit.graph.outline import Address, OpCall, outline_of_names
 from memfit.graph.plan import Decision, Plan
 from memfit.runtime.call_arguments import is_strided
 
@@ -66,65 +67,136 @@ class Place:
         return None
 
 
-class Region:
-    """A module inside which the tape listens, and the decisions for the ops that run in it.
+Patterns = Mapping[str, bool | tuple[FatePattern, ...]]
 
-    ``records`` says that the ops inside are recorded, ``watches`` that what autograd saves inside is seen to.
-    ``patterns`` maps an op's name to what becomes of its outputs at each of its calls in one forward pass of the model,
-    in the order of the calls, or to True where everything is dropped. Calls beyond the list are saved: the step
-    took a way that the plan has not seen, which costs memory, not correctness. ``num_calls`` is how many calls the plan
-    expects, where it tells. At most ``window_bytes`` of offloaded values are on their way at a time.
+
+class CallPlan:
+    """What becomes of the values of one call of a recorded module.
+
+    ``patterns`` maps an op's name to what becomes of its outputs at each of its calls with gradients in that call of
+    the module, in order, or to True where everything is dropped. Calls beyond the list are saved. ``num_calls`` is how
+    many calls the plan expects, where it knows.
+    """
+
+    def __init__(self, patterns: Patterns, num_calls: Mapping[str, int] | None = None) -> None:
+        self.patterns = dict(patterns)
+        self.num_calls = dict(num_calls or {})
+
+    @property
+    def num_decided(self) -> int:
+        """How many op calls do not save everything."""
+        return sum(
+            self.num_calls.get(op, 1) if patterns is True else sum(pattern != Fate.SAVE for pattern in patterns or ())
+            for op, patterns in self.patterns.items()
+        )
+
+
+class Region:
+    """A recorded module, or one with saved-tensor hooks, and the decisions for the ops that run in it.
+
+    ``records`` says that the ops inside are recorded, ``watches`` that what autograd saves inside passes hooks.
+    ``patterns`` and ``num_calls`` are those of a `CallPlan`, for the module's first call with gradients since the last
+    backward pass; ``later_calls`` has the plans of the calls after it. A call beyond those takes the plan that saves
+    the fewest values. At most ``window_bytes`` of offloaded values are on their way at a time.
     """
 
     def __init__(
         self,
         path: str,
         model: nn.Module,
-        patterns: Mapping[str, bool | tuple[FatePattern, ...]],
+        patterns: Patterns,
         *,
         num_calls: Mapping[str, int] | None = None,
+        later_calls: Sequence[CallPlan] = (),
         window_bytes: int = 0,
         records: bool = True,
         watches: bool = True,
     ) -> None:
         self.path = path
         self.place = Place(path, model)
-        self.patterns = dict(patterns)
-        self.num_calls = dict(num_calls or {})
+        self.calls = (CallPlan(patterns, num_calls), *later_calls)
+        self.beyond = max(range(len(self.calls)), key=lambda number: self.calls[number].num_decided)
         self.window_bytes = window_bytes
         self.records = records
         self.watches = watches
         # What the engine in C++ makes of the above, when it first gets here.
         self.in_native_form: object = None
+        self._round: int | None = None
+        self._num_calls = 0
+
+    def next_call(self, pass_round: int) -> int:
+        """Return the number of the call that begins now, in a pass of the round ``pass_round``."""
+        if pass_round != self._round:
+            self._round, self._num_calls = pass_round, 0
+        self._num_calls += 1
+        return self._num_calls - 1
+
+    def call_plan(self, number: int) -> CallPlan:
+        """Return the plan of the module's call of that number."""
+        return self.calls[number if number < len(self.calls) else self.beyond]
 
 
 def regions_of(plan: Plan, model: nn.Module) -> list[Region]:
-    """Return the modules to listen in. A decision belongs to the innermost of the plan's regions around its value."""
-    # Op name -> the calls seen, in order -> the outputs' decisions, for each region.
-    calls: dict[str, dict[str, dict[tuple[str, int], dict[int, Fate]]]] = {path: {} for path in plan.recorded_modules}
-    for text, decision in plan.decisions.items():
-        name = parse_value_name(text)
-        around = [path for path in plan.recorded_modules if is_within(name.module, path)]
-        if around:
-            outputs = calls[max(around, key=len)].setdefault(name.op, {}).setdefault((name.module, name.call), {})
-            outputs[name.output] = _FATES.get(decision, Fate.SAVE)
+    """Return the modules to record, or to put hooks around, for ``plan``."""
+    calls: dict[str, list[_Outputs]] = {path: [] for path in plan.recorded_modules}
+    for (module, call, op, number), fates in fates_by_address(plan).items():
+        of_module = calls[module]
+        of_module.extend({} for _ in range(call + 1 - len(of_module)))
+        of_op = of_module[call].setdefault(op, [])
+        of_op.extend({} for _ in range(number + 1 - len(of_op)))
+        of_op[number] = fates
     watched = set(plan.hooked_modules)
-    recording = [
-        Region(
-            path,
-            model,
-            {op: _simplest([_pattern(outputs) for outputs in by_call.values()]) for op, by_call in calls[path].items()},
-            num_calls={op: len(by_call) for op, by_call in calls[path].items()},
-            window_bytes=plan.window_bytes,
-            watches=path in watched,
+    recording = []
+    for path, outputs_of_calls in calls.items():
+        first, *later = [_call_plan(outputs) for outputs in outputs_of_calls] or [CallPlan({})]
+        recording.append(
+            Region(
+                path,
+                model,
+                first.patterns,
+                num_calls=first.num_calls,
+                later_calls=later,
+                window_bytes=plan.window_bytes,
+                watches=path in watched,
+            )
         )
-        for path in plan.recorded_modules
-    ]
     return recording + [Region(path, model, {}, records=False) for path in plan.hooked_modules if path not in calls]
 
 
+# Op name -> for each of its calls in one call of a module, what becomes of which output.
+_Outputs = dict[str, list[dict[int, Fate]]]
+
+
+def fates_by_address(plan: Plan) -> dict[Address, dict[int, Fate]]:
+    """Return what becomes of which output of each op call in the plan's recorded modules.
+
+    Where the profiled step reached one address several times (in passes that each had their backward pass), dropping
+    takes precedence over offloading, and that over saving.
+    """
+    outline = plan.outline or outline_of_names(plan.decisions)
+    outputs_of: dict[OpCall, dict[int, Fate]] = {}
+    for text, decision in plan.decisions.items():
+        name = parse_value_name(text)
+        outputs_of.setdefault(OpCall(*name[:3]), {})[name.output] = _FATES.get(decision, Fate.SAVE)
+    fates: dict[Address, dict[int, Fate]] = {}
+    for op, address in zip(outline.ops, outline.addresses(plan.recorded_modules), strict=True):
+        if address is not None:
+            known = fates.setdefault(address, {})
+            for position, fate in outputs_of.get(op, {}).items():
+                known[position] = max(known.get(position, Fate.SAVE), fate, key=_PRECEDENCE.index)
+    return fates
+
+
+_PRECEDENCE = (Fate.SAVE, Fate.OFFLOAD, Fate.DROP)
+
+
+def _call_plan(outputs: _Outputs) -> CallPlan:
+    patterns = {op: _simplest([_pattern(each) for each in of_calls]) for op, of_calls in outputs.items()}
+    return CallPlan(patterns, {op: len(of_calls) for op, of_calls in outputs.items()})
+
+
 def _pattern(outputs: Mapping[int, Fate]) -> FatePattern:
-    fates = tuple(outputs.get(position, Fate.SAVE) for position in range(max(outputs) + 1))
+    fates = tuple(outputs.get(position, Fate.SAVE) for position in range(max(outputs, default=0) + 1))
     return fates if len(set(fates)) > 1 else fates[0]
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from memfit.graph.outline import Address
 from memfit.runtime.call_arguments import (
     covers_its_storage,
     first_tensor,
@@ -25,10 +26,18 @@ from memfit.runtime.call_arguments import (
     lies_under,
     written_tensors,
 )
+from memfit.runtime.forward_pass import Rounds
 from memfit.runtime.offloading import HostCopies
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.recipes import FetchRecipe, InPlaceRecipe, OverwriteRecipe, Recipe
-from memfit.runtime.recorded_modules import Fate, FatePattern, Region, fate_of, has_drops, without_drops
+from memfit.runtime.recorded_modules import (
+    Fate,
+    FatePattern,
+    Region,
+    fate_of,
+    has_drops,
+    without_drops,
+)
 from memfit.runtime.replay import read
 from memfit.runtime.torch_internals import (
     DispatchMode,
@@ -56,6 +65,41 @@ _Draw = tuple[torch.Generator, Tensor]
 _NOTHING = nullcontext()
 
 
+class Frame:
+    """One call of a recorded module while it runs: what becomes of its values, and how often each op was called."""
+
+    __slots__ = ("_call", "_num_calls", "_number", "region")
+
+    def __init__(self, region: Region, pass_round: int) -> None:
+        self.region = region
+        self._number = region.next_call(pass_round)
+        self._call = region.call_plan(self._number)
+        self._num_calls: dict[str, int] = {}
+
+    def address_of_next(self, op: str) -> Address:
+        """Return the address of the call of ``op`` that runs now."""
+        return Address(self.region.path, self._number, op, self._num_calls.get(op, 0))
+
+    def next_pattern(self, op: str) -> FatePattern:
+        """Return what becomes of the outputs of the call of ``op`` that runs now, and count it."""
+        patterns = self._call.patterns.get(op, False)
+        if not patterns:
+            return Fate.SAVE
+        number = self._num_calls.get(op, 0)
+        self._num_calls[op] = number + 1
+        if not isinstance(patterns, tuple):
+            return Fate.DROP
+        return patterns[number] if number < len(patterns) else Fate.SAVE
+
+    def is_as_planned(self) -> bool:
+        """Return whether the ops of which something is dropped were called as often as planned."""
+        return all(
+            self._num_calls.get(op, 0) == expected
+            for op, expected in self._call.num_calls.items()
+            if self._call.patterns.get(op)
+        )
+
+
 class Tape(DispatchMode):
     """Records the ops of one forward pass, as a dispatch mode."""
 
@@ -65,18 +109,22 @@ class Tape(DispatchMode):
         self._token = object()
         self._lock = threading.RLock()
         self._dropping_notes: list[weakref.ref[StorageNote]] = []
-        self._num_calls: dict[tuple[Region, str], int] = {}
+        self._frame: Frame | None = None
+        self._is_as_planned = True
+        self._rounds = Rounds()
+        self._round = 0
         self._num_recipes = 0
         self._offloading = HostCopies()
-        self._region: Region | None = None
         self._is_recording = False
         self._is_watching = False
         self._outer_hooks = outer_saved_tensors_hooks()
         self._hooks = (self._pack, self._unpack)
         self._watch = torch.autograd.graph.saved_tensors_hooks(*self._hooks)
 
-    def begin(self, owner: object) -> None:
-        """In Python there is but one way into a region."""
+    def begin(self, owner: object, rounds: Rounds) -> None:
+        """Count module calls by ``rounds``; ``owner`` matters for the fast path of the engine in C++ only."""
+        self._rounds = rounds
+        self._round = rounds.begin_pass()
 
     def run(self, region: Region, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as part of ``region``, which may lie inside another: record there, or watch, or both.
@@ -87,24 +135,31 @@ class Tape(DispatchMode):
         expected_hooks = self._hooks if self._is_watching else self._outer_hooks
         if refuses_saved_tensors_hooks() or outer_saved_tensors_hooks() != expected_hooks:
             return forward(*args, **kwargs)
-        before = self._region, self._is_watching, self._is_recording
+        before = self._frame, self._is_watching, self._is_recording
         watches, records = region.watches and not self._is_watching, region.records and not self._is_recording
-        # What is only watched has no say in what the region around it records.
-        if region.records or self._region is None:
-            self._region = region
+        # What only has hooks decides nothing in what the module around it records.
+        if region.records or self._frame is None:
+            self._frame = Frame(region, self._round)
         self._is_watching |= region.watches
         self._is_recording |= region.records
         try:
             with self._watch if watches else _NOTHING, self if records else _NOTHING:
-                return forward(*args, **kwargs)
+                result = forward(*args, **kwargs)
+            if self._frame is not before[0]:
+                assert self._frame is not None
+                self._is_as_planned &= self._frame.is_as_planned()
+            return result
         finally:
-            self._region, self._is_watching, self._is_recording = before
+            self._frame, self._is_watching, self._is_recording = before
 
     def close(self, *, is_complete: bool = True) -> None:
         """End the pass, and forget how to replay what outlives it, such as the model's outputs: nobody will ask."""
         if is_complete and self.report is not None:
-            self.report(self._has_heard_what_was_planned())
+            self.report(self._is_as_planned)
         self.report = None
+        if not is_complete:
+            # No backward pass will follow.
+            self._rounds.backward_began = True
         self._offloading.end_forward()
         for reference in self._dropping_notes:
             note = reference()
@@ -114,10 +169,10 @@ class Tape(DispatchMode):
         # They refer to the tape in turn, and nobody should have to wait for the garbage collector.
         del self._hooks, self._watch
 
-    def _has_heard_what_was_planned(self) -> bool:
-        return all(
-            num_calls == region.num_calls.get(op, num_calls) for (region, op), num_calls in self._num_calls.items()
-        )
+    @property
+    def _region(self) -> Region:
+        assert self._frame is not None
+        return self._frame.region
 
     # What runs: every op of the region, below autograd and autocast.
 
@@ -126,14 +181,13 @@ class Tape(DispatchMode):
         if rule.treatment is Treatment.VIEW:
             return op(*args, **kwargs) if kwargs else op(*args)
         kwargs = kwargs or {}
-        pattern = self._next_pattern(self._region, rule)
-        if pattern and rule.is_simple and not types and torch.is_grad_enabled():
-            return self._run_pure_op(op, rule, pattern, args, kwargs, args)
         # Tensor subclasses have storages of their own making. With gradients off, the call comes from inside an
         # autograd.Function or compiled code, where raw kernels may rewrite what the dispatcher believes it knows.
-        if pattern and (types or not torch.is_grad_enabled()):
-            pattern = Fate.SAVE
-        elif pattern and not is_repeatable(rule, args):
+        is_plain = not types and torch.is_grad_enabled()
+        pattern = self._next_pattern(rule) if is_plain else Fate.SAVE
+        if pattern and rule.is_simple:
+            return self._run_pure_op(op, rule, pattern, args, kwargs, args)
+        if pattern and not is_repeatable(rule, args):
             pattern = without_drops(pattern) if rule.treatment is Treatment.PURE else Fate.SAVE
         if rule.written:
             return self._run_writing_op(op, rule, fate_of(0, pattern), args, kwargs)
@@ -143,16 +197,10 @@ class Tape(DispatchMode):
             return op(*args, **kwargs)
         return self._run_pure_op(op, rule, pattern, args, kwargs, args)
 
-    def _next_pattern(self, region: Region | None, rule: OpRule) -> FatePattern:
+    def _next_pattern(self, rule: OpRule) -> FatePattern:
         """Return what becomes of the outputs of this call, and count the call."""
-        assert region is not None
-        patterns = region.patterns.get(rule.name, False)
-        if not isinstance(patterns, tuple):
-            return Fate.DROP if patterns else Fate.SAVE
-        call = (region, rule.name)
-        num_calls = self._num_calls.get(call, 0)
-        self._num_calls[call] = num_calls + 1
-        return patterns[num_calls] if num_calls < len(patterns) else Fate.SAVE
+        assert self._frame is not None
+        return self._frame.next_pattern(rule.name)
 
     def _run_pure_op(
         self, op: Any, rule: OpRule, pattern: FatePattern, args: Any, kwargs: Any, recipe_args: Any
@@ -178,7 +226,6 @@ class Tape(DispatchMode):
         return result
 
     def _offload(self, storage: torch.UntypedStorage, output: Tensor, version: int, rule: OpRule) -> None:
-        assert self._region is not None
         # Hooks around the model have the say in where things are kept.
         if self._outer_hooks is not None or type(output) is not Tensor:
             return
@@ -288,7 +335,6 @@ class Tape(DispatchMode):
         return argument
 
     def _source(self, tensor: Tensor, rule: OpRule) -> Source:
-        assert self._region is not None
         if not is_strided(tensor):
             return HeldTensor(tensor, self._region.place, rule.name)
         note = self._note(tensor.untyped_storage())
@@ -339,12 +385,13 @@ class Tape(DispatchMode):
             return _PackedOutside(pack(tensor), unpack)
         if not is_plain:
             return tensor if tensor.is_leaf else tensor.detach()
-        assert self._region is not None
         # An op's own output refers to its autograd node, and the node is about to refer to what is returned here.
         return HeldTensor(tensor if _has_no_history(tensor) else detached_alias(tensor), self._region.place, None)
 
     def _unpack(self, packed: Any) -> Tensor:
         kind = type(packed)
+        if kind is DroppedUse:
+            self._rounds.backward_began = True
         if kind is DroppedUse or kind is HeldTensor:
             return read(packed)
         if kind is _PackedOutside:

@@ -1,61 +1,145 @@
-"""Knows, during a forward pass, which module is running."""
+"""Follows, during a step, which module is running, and notes the calls of modules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
+from memfit.graph.model_profile import ModuleCall
+from memfit.graph.names import is_within
 from memfit.runtime.forward_wrapping import Forward, Runner, wrap_forward
+from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    """A call as it begins; ``end`` is None until it returns."""
+
+    path: str
+    number: int
+    begin: int
+    num_backward: int
+    end: int | None = None
 
 
 class ModuleScopes:
     """The path of the module that is running: the empty path for the model itself, None outside it.
 
-    What happens inside a compiled module belongs to the module around it: dynamo must not meet a wrapper.
+    A module that several paths lead to is named by the path that lies in the module that calls it. What happens inside
+    a compiled module belongs to the module around it: dynamo must not meet a wrapper.
+
+    ``position`` returns how many ops were recorded so far, ``is_forward`` whether a forward pass is recorded: where a
+    checkpoint runs modules once more, they are part of the backward pass.
     """
 
-    def __init__(self) -> None:
-        self._stack: list[str | None] = [None]
+    def __init__(self, position: Callable[[], int] = lambda: 0, is_forward: Callable[[], bool] = lambda: True) -> None:
         self.seen: dict[str, None] = {}
+        self.position = position
+        self.is_forward = is_forward
+        self._stack: list[str | None] = [None]
+        self._calls: list[_OpenCall] = []
+        self._num_calls: Counter[str] = Counter()
+        self._num_backward = 0
+        self._backward_began = False
+        self._hooks_around: object = None
 
     @property
     def current(self) -> str | None:
         """The path of the innermost module that is running."""
         return self._stack[-1]
 
+    @property
+    def calls(self) -> tuple[ModuleCall, ...]:
+        """The calls so far that the engine can record: those of modules with one path, with gradients enabled."""
+        return tuple(
+            ModuleCall(call.path, call.number, call.begin, call.end, call.num_backward)
+            for call in self._calls
+            if call.end is not None
+        )
+
+    def backward_runs(self) -> None:
+        """Note that the backward pass read something: the next forward pass counts calls anew."""
+        self._backward_began = True
+
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Follow the modules of ``model`` inside the block."""
-        unwrap = [wrap_forward(module, self._runner(path)) for path, module in _uncompiled_modules(model, "")]
+        paths: dict[int, list[str]] = {}
+        modules: dict[int, nn.Module] = {}
+        for path, module in _uncompiled_modules(model, "", ()):
+            modules[id(module)] = module
+            paths.setdefault(id(module), []).append(path)
+        unwrap = [wrap_forward(module, self._runner(paths[key])) for key, module in modules.items()]
         try:
             yield
         finally:
             while unwrap:
                 unwrap.pop()()
 
-    def _runner(self, path: str) -> Runner:
+    def _runner(self, paths: Sequence[str]) -> Runner:
         def run(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            path = paths[0] if len(paths) == 1 else _path_within(paths, self.current)
             self.seen[path] = None
+            if len(self._stack) == 1:
+                self._begin_pass()
+            call = self._begin_call(path) if len(paths) == 1 and self._is_recordable() else None
             self._stack.append(path)
             try:
                 return forward(*args, **kwargs)
             finally:
                 self._stack.pop()
+                if call is not None:
+                    call.end = self.position()
 
         return run
 
+    def _begin_pass(self) -> None:
+        self._hooks_around = outer_saved_tensors_hooks()
+        if self._backward_began:
+            self._backward_began = False
+            self._num_backward += 1
+            self._num_calls.clear()
 
-def _uncompiled_modules(module: nn.Module, path: str, seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
-    seen = set() if seen is None else seen
-    if id(module) in seen or is_compiled(module):
+    def _is_recordable(self) -> bool:
+        """Return whether the engine records calls here: not without gradients, nor under a checkpoint's hooks."""
+        return (
+            torch.is_grad_enabled()
+            and self.is_forward()
+            and not refuses_saved_tensors_hooks()
+            and outer_saved_tensors_hooks() == self._hooks_around
+        )
+
+    def _begin_call(self, path: str) -> _OpenCall:
+        call = _OpenCall(path, self._num_calls[path], self.position(), self._num_backward)
+        self._num_calls[path] += 1
+        self._calls.append(call)
+        return call
+
+
+def _path_within(paths: Sequence[str], around: str | None) -> str:
+    """Return the shortest of ``paths`` inside the module ``around``, or inside the nearest one around that."""
+    while around:
+        inside = [path for path in paths if is_within(path, around)]
+        if inside:
+            return min(inside, key=len)
+        around = around.rpartition(".")[0]
+    return paths[0]
+
+
+def _uncompiled_modules(module: nn.Module, path: str, around: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield each module with each path that leads to it."""
+    if is_compiled(module) or any(module is other for other in around):
         return
-    seen.add(id(module))
     yield path, module
-    for name, child in module.named_children():
-        yield from _uncompiled_modules(child, f"{path}.{name}" if path else name, seen)
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _uncompiled_modules(child, f"{path}.{name}" if path else name, (*around, module))
 
 
 def is_compiled(module: nn.Module) -> bool:

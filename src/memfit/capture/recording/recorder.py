@@ -18,7 +18,7 @@ from memfit.capture.recording.plain_tensors import is_plain, only_plain, plain_a
 from memfit.capture.recording.step_recording import NewValue, Recording, SeenSave
 from memfit.distributed.local_tensors import has_dtensor
 from memfit.graph.model_profile import Phase, RecordedOp, Replay
-from memfit.graph.names import ValueName
+from memfit.graph.names import NO_GRADIENTS, ValueName
 from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, is_strided, tensors_in, written_tensors
 from memfit.runtime.native_tape import fuses_on
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
@@ -64,6 +64,8 @@ class StepRecorder(DispatchMode):
         self._num_begun = 0
         self._num_calls: Counter[tuple[str, str]] = Counter()
         self._is_open = True
+        scopes.position = lambda: len(self.recording.ops)
+        scopes.is_forward = lambda: self._phase is Phase.FORWARD
         for name, tensor in outside:
             if is_strided(tensor) and self._mark_on(tensor) is None:
                 self._number_outside(name, tensor)
@@ -81,6 +83,7 @@ class StepRecorder(DispatchMode):
     def close(self) -> Recording:
         """End the recording: what is alive now outlives the step. Take all marks off what came from outside."""
         self._is_open = False
+        self.recording.module_calls = self._scopes.calls
         for tensor in self.recording.outside:
             _MARKS.remove(tensor.untyped_storage())
         return self.recording
@@ -143,6 +146,7 @@ class StepRecorder(DispatchMode):
                 replay=replay,
                 phase=self._phase,
                 hidden_writes=tuple(index for index in hidden_writes if index is not None),
+                has_gradients=torch.is_grad_enabled(),
             )
         )
         return result
@@ -169,6 +173,9 @@ class StepRecorder(DispatchMode):
         if module is None:
             # Parentheses keep these apart from any module's path.
             module = "(loss)" if self._phase is Phase.FORWARD else f"({self._phase})"
+        if not torch.is_grad_enabled() and self._phase is Phase.FORWARD:
+            # The engine counts calls with gradients only.
+            op = f"{op}{NO_GRADIENTS}"
         call = self._num_calls[module, op]
         self._num_calls[module, op] += 1
         return ValueName(module, op, call)
@@ -225,6 +232,7 @@ class StepRecorder(DispatchMode):
                 flops=0,
                 replay=Replay.STATEFUL,
                 phase=self._phase,
+                has_gradients=False,
             )
         )
         return index
@@ -268,6 +276,7 @@ class StepRecorder(DispatchMode):
         save = self.recording.saves[packed.number]
         if save.read_before is None and self._is_open:
             save.read_before = self._num_begun
+            self._scopes.backward_runs()
             self.recording.reads.append(packed.number)
         return packed.tensor
 

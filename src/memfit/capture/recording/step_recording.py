@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memfit.graph.model_profile import Phase, RecordedOp, RecordedValue, Save
+from memfit.graph.model_profile import ModuleCall, Phase, RecordedOp, RecordedValue, Save
 
 
 @dataclass(slots=True)
@@ -76,6 +76,7 @@ class Recording:
     died_after: dict[int, int] = field(default_factory=dict)
     outside: list[torch.Tensor] = field(default_factory=list)
     num_storages: int = 0
+    module_calls: tuple[ModuleCall, ...] = ()
 
 
 def values_of(recording: Recording, natural: Recording | None) -> tuple[RecordedValue, ...]:

@@ -92,8 +92,13 @@ class Listeners:
         ]
         self._num_saved_after = Counter(op_index for saved_after in self._saved_after for op_index in saved_after)
         self._blocks = [block.path for block in profile.blocks]
-        # A container such as nn.ModuleList is never called, so that nothing can be put around it.
-        ran = dict.fromkeys([*num_ops, *self._blocks])
+        # A container such as nn.ModuleList is never called, so that nothing can be put around it. A module that several
+        # paths lead to is called from several places, and would not know from which.
+        ran = list(dict.fromkeys([*num_ops, *self._blocks]))
+        if profile.module_calls:
+            callable_paths = {call.path for call in profile.module_calls}
+            ran = [path for path in ran if path in callable_paths]
+            self._blocks = [path for path in self._blocks if path in callable_paths]
         entry_costs = {
             path: self._costs.module_entry * (num_entries.get(path, 1) if path else 1) for path in ("", *ran)
         }
@@ -106,16 +111,20 @@ class Listeners:
         if self._costs.hooks_only_dropped_saves:
             regions = self._recording.cheapest(recorded | self._worth_recording(recomputed))[1]
             around = [path for path in regions if any(is_within(module, path) for module in watched)]
-            others = {module for module in watched if not any(is_within(module, path) for path in regions)}
+            others = {
+                self._watching.nearest(module)
+                for module in watched
+                if not any(is_within(module, path) for path in regions)
+            }
             watching = _outermost([*around, *sorted(others)])
         else:
             regions = self._recording.cheapest(recorded)[1]
             watching = self._watching.cheapest(watched)[1]
-        around_recorded = {ancestor for path in recorded for ancestor in path_and_ancestors(path)}
+        # Where a block is skipped, its calls must not be missing among those of the module around it.
         blocks_inside = [
             block
             for block in _outermost(self._blocks)
-            if block in around_recorded and block not in regions and any(is_within(block, path) for path in regions)
+            if block not in regions and any(is_within(block, path) for path in regions)
         ]
         order = self._recording.order
         return Listening(order([*regions, *blocks_inside]), order(watching))
@@ -179,12 +188,14 @@ class _Cover:
                 other for other in path_and_ancestors(path) if other != path and other in self._cost_of_whole
             )
             self._cost_of_whole[path] = entry_costs[path]
-            cost_inside = counts.get(path, 0) * cost_of_each
-            for ancestor in self._and_around(path):
-                self._cost_of_whole[ancestor] += cost_inside
+        for path, count in counts.items():
+            if path:
+                for ancestor in self._and_around(self.nearest(path)):
+                    self._cost_of_whole[ancestor] += count * cost_of_each
 
     def cheapest(self, needed: Set[str]) -> tuple[float, list[str]]:
         """Return the cost and the modules; whatever is needed lies in one of them."""
+        needed = {self.nearest(module) for module in needed}
         concerned = {path for module in needed for path in self._and_around(module)}
         best: dict[str, tuple[float, list[str]]] = dict.fromkeys(concerned, (0.0, []))
         total: tuple[float, list[str]] = (0.0, [])
@@ -196,6 +207,10 @@ class _Cover:
                 cost_around, parts_around = best[self._around[path]]
                 best[self._around[path]] = (cost_around + total[0], parts_around + total[1])
         return total
+
+    def nearest(self, module: str) -> str:
+        """Return the module itself, or the nearest one around it that can be recorded."""
+        return next(path for path in path_and_ancestors(module) if path in self._position)
 
     def order(self, paths: Iterable[str]) -> tuple[str, ...]:
         """Return the modules in the order in which they ran, the model first."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfit.graph.model_profile import ModelProfile, Phase, Replay, Save
+from memfit.graph.outline import StepOutline, outline_of
 from memfit.planning.step.regions import Listeners
 from memfit.planning.step.step_time import StepTime
 
@@ -124,6 +125,11 @@ class Step:
     def listeners(self) -> Listeners:
         """Where the engine must listen for each plan."""
         return Listeners(self.profile)
+
+    @cached_property
+    def outline(self) -> StepOutline:
+        """The op calls of the forward pass, by which the engine finds values."""
+        return outline_of(self.profile)
 
     @cached_property
     def time(self) -> StepTime:

@@ -40,7 +40,7 @@ inline PyObject* Tape::pack(PyObject* object) {
   }
   // An op's own output refers to its autograd node, and the node is about to refer to what is returned here.
   auto alias = has_no_history(tensor) ? tensor : detached_alias(tensor);
-  return kept(std::move(alias), region);
+  return kept(std::move(alias), frame->region);
 }
 
 inline PyObject* pack(PyObject* capsule, PyObject* tensor) {
@@ -58,6 +58,7 @@ inline PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
   if (KeptSave::is(object)) return KeptSave::of(object).read();
   if (!PyCapsule_IsValid(object, PACKED)) return Py_NewRef(object);
   const auto& source = *static_cast<Source*>(PyCapsule_GetPointer(object, PACKED));
+  source.value->pass->rounds->backward_began = true;
   try {
     Tensor tensor;
     {
@@ -104,7 +105,9 @@ class ForwardPass {
   ForwardPass(const ForwardPass&) = delete;
 
   // From now on this is the pass of ``owner`` in this thread.
-  void begin(const py::object& owner) {
+  void begin(const py::object& owner, std::shared_ptr<Rounds> rounds) {
+    round_ = rounds->begin_pass();
+    tape_->state().rounds = std::move(rounds);
     around_ = under_way;
     under_way = {owner.ptr(), this};
   }
@@ -116,10 +119,14 @@ class ForwardPass {
     }
     std::optional<Inside> inside;
     if (are_hooks_as_left()) inside.emplace(*this, region);
-    return PyObject_Call(forward, args, kwargs);
+    auto* result = PyObject_Call(forward, args, kwargs);
+    if (inside && result != nullptr) tape_->is_as_planned &= inside->is_as_planned();
+    return result;
   }
-  bool has_heard_what_was_planned() const { return tape_->has_heard_what_was_planned(); }
-  void close() {
+  bool is_as_planned() const { return tape_->is_as_planned; }
+  void close(bool is_complete) {
+    // No backward pass follows a pass that an exception ended.
+    if (!is_complete) tape_->state().rounds->backward_began = true;
     leave();
     tape_->close();
     if (!begins_in_) return;
@@ -140,11 +147,11 @@ class ForwardPass {
    public:
     Inside(ForwardPass& forward_pass, const intrusive_ptr<Region>& region)
         : pass_(forward_pass),
-          around_(pass_.tape_->region),
+          around_(pass_.tape_->frame),
           begins_watching_(region->watches && !pass_.tape_->watching.has_begun()),
           begins_recording_(region->records && !pass_.is_recording_) {
       if (begins_watching_) pass_.tape_->watching.begin(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
-      if (region->records || !around_) pass_.tape_->go_into(region);
+      if (region->records || around_ == nullptr) pass_.tape_->frame = &frame_.emplace(region, pass_.round_);
       if (begins_recording_) {
         listening_tape = pass_.tape_.get();
         c10::impl::tls_set_dispatch_key_included(KEY, true);
@@ -157,14 +164,16 @@ class ForwardPass {
         c10::impl::tls_set_dispatch_key_included(KEY, false);
         listening_tape = nullptr;
       }
-      pass_.tape_->region = std::move(around_);
+      pass_.tape_->frame = around_;
       if (begins_watching_) pass_.tape_->watching.end();
     }
     Inside(const Inside&) = delete;
+    bool is_as_planned() const { return !frame_ || frame_->is_as_planned(); }
 
    private:
     ForwardPass& pass_;
-    intrusive_ptr<Region> around_;
+    Frame* around_;
+    std::optional<Frame> frame_;
     bool begins_watching_;
     bool begins_recording_;
   };
@@ -179,6 +188,7 @@ class ForwardPass {
   py::object pack_hook_;
   py::object unpack_hook_;
   bool is_recording_ = false;
+  size_t round_ = 0;
 };
 
 // The way into a region without any Python, while a pass of ``owner`` is under way. What else there is to be seen to,

@@ -21,19 +21,14 @@ Pattern pattern_from(const py::handle& told) {
   return pattern;
 }
 
-intrusive_ptr<Region> region_from(py::object place, const py::dict& patterns, const py::dict& num_calls,
-                                  size_t window_bytes, bool records, bool watches) {
-  auto region = make_intrusive<Region>();
-  region->records = records;
-  region->watches = watches;
-  region->window_bytes = window_bytes;
-  region->path = place.attr("path").cast<std::string>();
-  region->place = std::move(place);
+CallPlan call_plan_from(const py::dict& patterns, const py::dict& num_calls) {
+  CallPlan call;
   for (const auto& [name, told] : patterns) {
     if (py::isinstance<py::bool_>(told) && !told.cast<bool>()) continue;
     const auto number = op_rules.number_of(name.cast<std::string>());
-    if (number >= region->calls.size()) region->calls.resize(number + 1);
-    auto& calls = region->calls[number] = std::make_unique<Calls>();
+    if (number >= call.calls.size()) call.calls.resize(number + 1);
+    auto& calls = call.calls[number] = std::make_unique<Calls>();
+    calls->slot = call.num_slots++;
     if (num_calls.contains(name)) calls->num_expected = num_calls[name].cast<size_t>();
     if (py::isinstance<py::bool_>(told)) {
       calls->drops_everything = true;
@@ -41,6 +36,22 @@ intrusive_ptr<Region> region_from(py::object place, const py::dict& patterns, co
       for (const auto& pattern : told) calls->patterns.push_back(pattern_from(pattern));
     }
   }
+  return call;
+}
+
+intrusive_ptr<Region> region_from(py::object place, const py::list& calls, size_t beyond, size_t window_bytes,
+                                  bool records, bool watches) {
+  auto region = make_intrusive<Region>();
+  region->records = records;
+  region->watches = watches;
+  region->window_bytes = window_bytes;
+  region->path = place.attr("path").cast<std::string>();
+  region->place = std::move(place);
+  for (const auto& call : calls) {
+    const auto [patterns, num_calls] = call.cast<std::pair<py::dict, py::dict>>();
+    region->calls.push_back(call_plan_from(patterns, num_calls));
+  }
+  region->beyond = beyond;
   return region;
 }
 
@@ -81,6 +92,13 @@ TORCH_LIBRARY_IMPL(aten, Fake, library) {
 PYBIND11_MODULE(MEMFIT_MODULE, module) {
   using namespace memfit;
   py::class_<Region, intrusive_ptr<Region>>(module, "Region").def(py::init(&region_from));
+  py::class_<Rounds, std::shared_ptr<Rounds>>(module, "Rounds")
+      .def(py::init<>())
+      .def_property(
+          "backward_began", [](const Rounds& rounds) { return rounds.backward_began.load(); },
+          [](Rounds& rounds, bool began) { rounds.backward_began = began; })
+      .def_property_readonly("number", [](const Rounds& rounds) { return rounds.number.load(); })
+      .def("begin_pass", &Rounds::begin_pass);
   py::class_<ForwardPass>(module, "ForwardPass")
       .def(py::init<>())
       .def("begin", &ForwardPass::begin)
@@ -91,7 +109,7 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
              if (result == nullptr) throw py::error_already_set();
              return py::reinterpret_steal<py::object>(result);
            })
-      .def("has_heard_what_was_planned", &ForwardPass::has_heard_what_was_planned)
+      .def("is_as_planned", &ForwardPass::is_as_planned)
       .def("close", &ForwardPass::close);
   module.def("way_in", &way_in);
   define_offloading(module);

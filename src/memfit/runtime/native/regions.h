@@ -1,9 +1,12 @@
-// The regions of `regions.py`: what becomes of the values that are made at each call of each op.
+// The recorded modules of `recorded_modules.py`: what becomes of the values that are made at each call of each op.
 
 #pragma once
 
+#include <c10/util/SmallVector.h>
+
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,8 +33,9 @@ struct Pattern {
   }
 };
 
-// The patterns of the calls of one op in a region, by the number of the call in one forward pass.
+// What becomes of the outputs of one op, by the number of its call in one call of a module.
 struct Calls {
+  size_t slot = 0;  // where its calls are counted
   bool drops_everything = false;
   std::vector<Pattern> patterns;
   std::optional<size_t> num_expected;
@@ -44,14 +48,29 @@ struct Calls {
   }
 };
 
+// The decisions for one call of a recorded module.
+struct CallPlan {
+  std::vector<std::unique_ptr<Calls>> calls;  // by the number of the op's name
+  size_t num_slots = 0;
+};
+
 struct Region : c10::intrusive_ptr_target {
   bool records = false;
   bool watches = false;
-  size_t window_bytes = 0;                    // of what is offloaded, that may be on its way at a time
-  py::object place;                           // tells, for an error message, whose tensors are met there
-  std::string path;                           // of the place
-  std::vector<std::unique_ptr<Calls>> calls;  // by the number of the op's name
-  LastPass last_pass;                         // of those that begin here
+  size_t window_bytes = 0;  // of what is offloaded, that may be on its way at a time
+  py::object place;         // says, for an error message, whose tensors are met there
+  std::string path;         // of the place
+  std::vector<CallPlan> calls;
+  size_t beyond = 0;   // which of them further calls take
+  LastPass last_pass;  // of those that begin here
+
+  const CallPlan& next_call(size_t pass_round) {
+    std::lock_guard lock(mutex_);
+    if (pass_round != round_) num_calls_ = 0;
+    round_ = pass_round;
+    const auto number = num_calls_++;
+    return calls[number < calls.size() ? number : beyond];
+  }
 
   ~Region() override {
     if (!Py_IsInitialized()) {
@@ -60,6 +79,30 @@ struct Region : c10::intrusive_ptr_target {
     }
     py::gil_scoped_acquire gil;
     place = py::object();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<size_t> round_;
+  size_t num_calls_ = 0;
+};
+
+// One call of a recorded module while it runs, and how often each op of which something is dropped was called.
+struct Frame {
+  intrusive_ptr<Region> region;
+  const CallPlan& call;
+  c10::SmallVector<uint32_t, 16> num_calls;
+
+  Frame(intrusive_ptr<Region> in, size_t pass_round)
+      : region(std::move(in)), call(region->next_call(pass_round)), num_calls(call.num_slots, 0) {}
+
+  const Calls* calls_of(const OpRule& rule) const {
+    return rule.number < call.calls.size() ? call.calls[rule.number].get() : nullptr;
+  }
+  bool is_as_planned() const {
+    return std::all_of(call.calls.begin(), call.calls.end(), [&](const auto& calls) {
+      return !calls || !calls->num_expected || num_calls[calls->slot] == *calls->num_expected;
+    });
   }
 };
 

@@ -60,20 +60,19 @@ class Tape {
     number_ = ++num_tapes;
   }
 
-  intrusive_ptr<Region> region;
+  Frame* frame = nullptr;  // of the innermost recorded module
   Watching watching;
+  bool is_as_planned = true;
 
-  void go_into(intrusive_ptr<Region> next);
+  PassState& state() { return *state_; }
   void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
-  bool passes_by(const OpRule& rule, bool is_meta, const Tensor* written, uint64_t requiring_grad);
+  bool passes_by(const OpRule& rule, bool is_meta, bool is_plain, const Tensor* written, uint64_t requiring_grad);
   template <typename Run>
   auto run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, std::vector<IValue> arguments, Run run);
   PyObject* pack(PyObject* object);
-  bool has_heard_what_was_planned() const;
   void close();
 
  private:
-  const Calls* calls_of(const OpRule& rule) const;
   const Pattern* pattern_of_call(const OpRule& rule, at::ArrayRef<IValue> arguments, Pattern& kept);
   const Pattern* next_pattern(const OpRule& rule);
   void run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
@@ -97,8 +96,6 @@ class Tape {
   size_t number_;
   const std::shared_ptr<PassState> state_ = std::make_shared<PassState>();
   size_t num_recipes_ = 0;
-  std::unordered_map<const Region*, intrusive_ptr<Region>> regions_;
-  std::unordered_map<const Calls*, size_t> num_calls_;
   std::vector<std::pair<const c10::StorageImpl*, weak_intrusive_ptr<c10::StorageImpl>>> dropping_;
   // What was found to hold something else by now, freed at the next occasion.
   std::vector<intrusive_ptr<DroppedValue>> outdated_;
@@ -112,27 +109,11 @@ inline void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   c10::impl::ExcludeDispatchKeyGuard unheard(KEY);
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
   // A thread of autograd's may have the key on, but nobody who listens.
-  if (listening_tape == nullptr || !listening_tape->region) {
+  if (listening_tape == nullptr || listening_tape->frame == nullptr) {
     op.redispatchBoxed(below, stack);
   } else {
     listening_tape->hear(op, below, stack);
   }
-}
-
-inline void Tape::go_into(intrusive_ptr<Region> next) {
-  if (next) regions_.emplace(next.get(), next);
-  region = std::move(next);
-}
-
-inline bool Tape::has_heard_what_was_planned() const {
-  for (const auto& [address, visited] : regions_) {
-    for (const auto& calls : visited->calls) {
-      if (!calls || !calls->num_expected) continue;
-      const auto counted = num_calls_.find(calls.get());
-      if ((counted == num_calls_.end() ? 0 : counted->second) != *calls->num_expected) return false;
-    }
-  }
-  return true;
 }
 
 // By what `Watching` knows a call.
@@ -143,8 +124,7 @@ inline uint64_t call_of(const OpRule& rule, uint64_t requiring_grad, bool drops)
 // What becomes of the outputs of a call that is about to run, null where all is saved; ``kept`` is where it may be put.
 inline const Pattern* Tape::pattern_of_call(const OpRule& rule, at::ArrayRef<IValue> arguments, Pattern& kept) {
   forget_dead_storages();
-  const auto* pattern = next_pattern(rule);
-  if (pattern != nullptr && !is_plain_call(arguments)) pattern = nullptr;
+  const auto* pattern = is_plain_call(arguments) ? next_pattern(rule) : nullptr;
   if (pattern != nullptr && !is_repeatable(rule, arguments)) {
     if (rule.treatment == Treatment::PURE) kept = pattern->without_drops();
     pattern = kept.saves_all() ? nullptr : &kept;
@@ -176,14 +156,16 @@ inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
 }
 
 // Returns whether nothing is to be done about a call but to run it. If so, does what else `hear` does: counts it.
-inline bool Tape::passes_by(const OpRule& rule, bool is_meta, const Tensor* written, uint64_t requiring_grad) {
-  if (!region || is_meta) return true;
+inline bool Tape::passes_by(const OpRule& rule, bool is_meta, bool is_plain, const Tensor* written,
+                            uint64_t requiring_grad) {
+  if (frame == nullptr || is_meta) return true;
   if (written != nullptr && is_strided(*written)) {
     std::lock_guard lock(notes.mutex);
     if (notes.on(*written) != nullptr) return false;
   }
-  if (const auto* calls = calls_of(rule)) {
-    auto& num_calls = num_calls_[calls];
+  const auto* calls = is_plain && at::GradMode::is_enabled() ? frame->calls_of(rule) : nullptr;
+  if (calls != nullptr) {
+    auto& num_calls = frame->num_calls[calls->slot];
     if (calls->pattern_of(num_calls) != nullptr) return false;
     ++num_calls;
   }
@@ -192,14 +174,9 @@ inline bool Tape::passes_by(const OpRule& rule, bool is_meta, const Tensor* writ
   return true;
 }
 
-inline const Calls* Tape::calls_of(const OpRule& rule) const {
-  const auto& of_ops = region->calls;
-  return rule.number < of_ops.size() ? of_ops[rule.number].get() : nullptr;
-}
-
 inline const Pattern* Tape::next_pattern(const OpRule& rule) {
-  const auto* calls = calls_of(rule);
-  return calls == nullptr ? nullptr : calls->pattern_of(num_calls_[calls]++);
+  const auto* calls = frame->calls_of(rule);
+  return calls == nullptr ? nullptr : calls->pattern_of(frame->num_calls[calls->slot]++);
 }
 
 inline bool lies_under(const c10::StorageImpl* storage, at::ArrayRef<IValue> arguments) {
@@ -282,7 +259,8 @@ inline void Tape::offload(const Tensor& output, int64_t version, const c10::Oper
   std::shared_ptr<OffloadedCopy> copy;
   {
     PassLock lock(*state_);
-    copy = state_->offloading->send(std::move(alias), version, region->path + "::" + rule.name, region->window_bytes);
+    copy = state_->offloading->send(std::move(alias), version, frame->region->path + "::" + rule.name,
+                                    frame->region->window_bytes);
   }
   if (!copy) return;
   auto recipe = make_intrusive<Recipe>(++num_recipes_, state_, Recipe::Kind::FETCH, op);
@@ -438,7 +416,7 @@ inline intrusive_ptr<Recipe> Tape::record(Recipe::Kind kind, const c10::Operator
 }
 
 inline Source Tape::source(const Tensor& tensor, const OpRule& rule) {
-  if (!is_strided(tensor)) return Source(make_intrusive<HeldTensor>(tensor, region, &rule));
+  if (!is_strided(tensor)) return Source(make_intrusive<HeldTensor>(tensor, frame->region, &rule));
   {
     std::lock_guard lock(notes.mutex);
     if (auto dropped = content(notes.written_by(number_, tensor), tensor)) {
@@ -449,9 +427,9 @@ inline Source Tape::source(const Tensor& tensor, const OpRule& rule) {
     // Nothing counts the writes to it.
     auto copy = at::clone(tensor);
     tell_of(copy);
-    return Source(make_intrusive<HeldTensor>(std::move(copy), region, &rule));
+    return Source(make_intrusive<HeldTensor>(std::move(copy), frame->region, &rule));
   }
-  auto held = make_intrusive<HeldTensor>(has_no_history(tensor) ? tensor : detached_alias(tensor), region, &rule);
+  auto held = make_intrusive<HeldTensor>(has_no_history(tensor) ? tensor : detached_alias(tensor), frame->region, &rule);
   std::lock_guard lock(notes.mutex);
   notes.written_by(number_, tensor).held.emplace_back(held);
   return Source(std::move(held));
@@ -507,7 +485,6 @@ inline void Tape::close() {
   for (const auto& [storage, reference] : dropping_) outdated.push_back(notes.let_go(storage, number_));
   dropping_.clear();
   for (auto& dropped : notes.tidied()) outdated.push_back(std::move(dropped));
-  region.reset();
 }
 
 }  // namespace memfit

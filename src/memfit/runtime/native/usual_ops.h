@@ -97,14 +97,28 @@ struct UsualOp<Op, Result(Arguments...)> {
   static bool passes_by(const c10::OperatorHandle& op, const std::remove_reference_t<Arguments>&... arguments) {
     if (listening_tape == nullptr) return true;
     thread_local const OpRule& rule = op_rules.of(op);
-    return listening_tape->passes_by(rule, (is_meta(arguments) || ...), written_of(arguments...),
-                                     requiring_grad(arguments...));
+    return listening_tape->passes_by(rule, (is_meta(arguments) || ...), !(is_subclass(arguments) || ...),
+                                     written_of(arguments...), requiring_grad(arguments...));
   }
 
   static bool is_meta(const Tensor& tensor) { return tensor.defined() && tensor.is_meta(); }
   static bool is_meta(const at::ITensorListRef& tensors) { return tensors.size() > 0 && is_meta(*tensors.begin()); }
   template <typename Other>
   static bool is_meta(const Other& /*unused*/) {
+    return false;
+  }
+
+  // As `is_plain_call` has it.
+  static bool is_subclass(const Tensor& tensor) {
+    return tensor.defined() && (tensor.key_set().has(c10::DispatchKey::Python) ||
+                                tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides());
+  }
+  static bool is_subclass(const std::optional<Tensor>& tensor) { return tensor && is_subclass(*tensor); }
+  static bool is_subclass(const at::ITensorListRef& tensors) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return is_subclass(tensor); });
+  }
+  template <typename Other>
+  static bool is_subclass(const Other& /*unused*/) {
     return false;
   }
 

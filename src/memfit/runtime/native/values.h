@@ -6,6 +6,7 @@
 
 #include <ATen/core/Generator.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,12 +46,24 @@ struct StaleValue {
   intrusive_ptr<HeldTensor> held;
 };
 
+// Counts the rounds of a planned model, as `forward_pass.py` does.
+struct Rounds {
+  std::atomic<size_t> number{0};
+  std::atomic<bool> backward_began{false};
+
+  size_t begin_pass() {
+    if (backward_began.exchange(false)) ++number;
+    return number;
+  }
+};
+
 // What all values and recipes of one forward pass share.
 struct PassState {
   // Two threads may run backward through one graph at once: ``recipe`` and ``tensor`` of values, and all of
   // ``offloading``, are looked at and changed by whoever holds it.
   std::recursive_mutex mutex;
   const std::shared_ptr<Offloading> offloading = std::make_shared<Offloading>();
+  std::shared_ptr<Rounds> rounds = std::make_shared<Rounds>();
 };
 
 // The lock of a pass, for those who may have Python's own. Nobody who has that one may wait for this one: its owner may
