@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import memfit
-from memfit.runtime.ledger import peak_of
+from memfit.runtime.allocation_meter import allocated_peak
 
 WIDTH, NUM_TOKENS = 16, 256
 
@@ -82,12 +82,14 @@ def batch() -> Tensor:
     return torch.randn(NUM_TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
-def peaks_of_steps(model: nn.Module, plan: memfit.Plan, step: Callable[[], None], num_steps: int = 3) -> list[int]:
-    """Return the measured peaks of the first steps by ``plan``."""
+def peaks_of_steps(
+    model: nn.Module, x: Tensor, plan: memfit.Plan, step: Callable[[], None], num_steps: int = 3
+) -> list[int]:
+    """Return the measured peaks of the first steps by ``plan``, for which the batch ``x`` is there all the time."""
     peaks = []
     with memfit.apply(model, plan):
         for _ in range(num_steps):
-            peaks.append(peak_of(step, torch.device("cpu"), held=list(model.parameters())))
+            peaks.append(allocated_peak(step, torch.device("cpu"), held=[*model.parameters(), x]))
             model.zero_grad()
     return peaks
 
@@ -109,7 +111,7 @@ def test_every_step_keeps_the_budget(make: Callable[[], nn.Module]) -> None:
     assert points[-1].peak_bytes < 0.5 * plain_peak_bytes
     model, x = make(), batch()
     for point in points:
-        peaks = peaks_of_steps(model, point.plan, lambda: model(x).backward())
+        peaks = peaks_of_steps(model, x, point.plan, lambda: model(x).backward())
         assert peaks == [point.peak_bytes] * 3
 
 
@@ -148,9 +150,9 @@ def test_a_skipped_block_shifts_nothing() -> None:
     plan = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=["::*", "blocks.4::*"])
     assert set(plan.recorded_modules) == {"", *(f"blocks.{number}" for number in range(6))}
 
-    all_six = peaks_of_steps(model, plan, lambda: model(x).backward(), 1)[0]
+    all_six = peaks_of_steps(model, x, plan, lambda: model(x).backward(), 1)[0]
     model.skipped = 0
-    one_less = peaks_of_steps(model, plan, lambda: model(x).backward(), 1)[0]
+    one_less = peaks_of_steps(model, x, plan, lambda: model(x).backward(), 1)[0]
     # What block 0 saves and nothing else: its normalized input with its statistics, both sides of the activation, and
     # its output, which the root's tanh is replayed from.
     assert all_six - one_less == 4 * NUM_TOKENS * (WIDTH + 2 + 2 * 4 * WIDTH + WIDTH)
@@ -166,9 +168,9 @@ def test_passes_before_a_backward_pass_are_told_apart_and_accumulated_ones_are_n
     def preference_step() -> None:
         (model(x) - model(x + 1)).backward()
 
-    one = peaks_of_steps(model, plan, lambda: model(x).backward())
-    twice = peaks_of_steps(model, plan, preference_step)
-    again = peaks_of_steps(model, plan, lambda: model(x).backward())
+    one = peaks_of_steps(model, x, plan, lambda: model(x).backward())
+    twice = peaks_of_steps(model, x, plan, preference_step)
+    again = peaks_of_steps(model, x, plan, lambda: model(x).backward())
     assert one == again == [one[0]] * 3
     # The second pass, which no profile has, drops as much as the first.
     assert max(twice) < 2 * one[0]
