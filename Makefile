@@ -2,9 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# TORCH_INDEX is a package index with CPU builds of torch, which pip then prefers; without one, torch comes from where pip
+# looks anyway, which on Linux may be the build for CUDA: `make demo TORCH_INDEX=https://...`
+TORCH_INDEX ?=
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test check lint types unit clean
+.PHONY: demo test check lint types unit docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/memfit demo
@@ -34,5 +38,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
 	touch $@
 
+# The site is built strictly, and without a network: warnings are errors. Sources are read, not imported.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site
