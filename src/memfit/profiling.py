@@ -14,6 +14,7 @@ from memfit.capture.real_step import capture_real_step
 from memfit.capture.state.kept_state import KeptState
 from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, StepFunction
 from memfit.capture.training_step import TrainingStep
+from memfit.distributed.wrapped_models import refuse_fsdp1
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks
@@ -100,6 +101,7 @@ def refuse_unfit(model: object, mode: object) -> None:
         raise InvalidParameterError(f"model is a torch.nn.Module, got {type(model).__name__}")
     if mode not in _PROFILE_OF_STEP:
         raise InvalidParameterError(f"mode is 'real' or 'fake', got {mode!r}")
+    refuse_fsdp1(model)
     if any(isinstance(parameter, nn.UninitializedParameter) for parameter in model.parameters()):
         raise InvalidParameterError(
             f"this {type(model).__name__} has lazy modules without parameters yet; run the model once before profiling"

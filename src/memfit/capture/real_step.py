@@ -20,7 +20,7 @@ from memfit.capture.recording.recorded_runs import no_garbage_collection, record
 from memfit.capture.recording.step_recording import OpFacts, Recording, values_of
 from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
-from memfit.distributed.wrapped_models import bare_model, num_warm_up_steps
+from memfit.distributed.wrapped_models import bare_model, num_warm_up_steps, warn_of_dtensors
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp
 from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.fingerprint import fingerprint_of
@@ -54,6 +54,8 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
             step.run()
     with state.kept():
         recording, called = record_step(step, device, existed_before)
+    if recording.has_dtensors:
+        warn_of_dtensors(step.model)
     with state.kept():
         without_saves = record_without_saves(step, device, existed_before)
     with state.kept(), no_garbage_collection():

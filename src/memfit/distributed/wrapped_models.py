@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
@@ -61,10 +62,10 @@ def ddp_modules(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if _is_ddp(module)]
 
 
-def fsdp_modules(model: nn.Module) -> list[Any]:
+def fsdp_modules(model: nn.Module | None) -> list[Any]:
     """Return the modules of ``model`` that `fully_shard` was called on, outer ones before inner ones."""
     fsdp = _fsdp_class()
-    return [] if fsdp is None else [module for module in model.modules() if isinstance(module, fsdp)]
+    return [] if fsdp is None or model is None else [module for module in model.modules() if isinstance(module, fsdp)]
 
 
 def refuse_fsdp1(model: nn.Module) -> None:
@@ -75,6 +76,16 @@ def refuse_fsdp1(model: nn.Module) -> None:
             f"this {type(model).__name__} is wrapped in FullyShardedDataParallel, which keeps the parameters of many "
             "modules in one; memfit works with torch.distributed.fsdp.fully_shard and with DistributedDataParallel"
         )
+
+
+def warn_of_dtensors(model: nn.Module) -> None:
+    """Warn that plans leave the values of ops on DTensors as they are."""
+    warnings.warn(
+        f"the forward pass of this {type(model).__name__} runs ops on DTensors (tensor parallelism), which are opaque "
+        "to memfit: their values count as saved, and no plan recomputes or offloads them. Values of local tensors are "
+        "planned",
+        stacklevel=2,
+    )
 
 
 def _is_ddp(module: Any) -> bool:

@@ -18,7 +18,7 @@ from memfit.runtime.offloading import HostCopies, torn_value_error
 from memfit.runtime.op_rules import Treatment, rule_for
 from memfit.runtime.pointwise_ops import pointwise_op
 from memfit.runtime.recorded_modules import Region
-from memfit.runtime.replay import stale_value_error
+from memfit.runtime.replay import gather, stale_value_error
 from memfit.runtime.tape import Tape
 from memfit.runtime.torch_internals import let_higher_order_operators_through, outer_saved_tensors_hooks
 
@@ -127,7 +127,12 @@ def _configured_module() -> Any:
     native = native_module()
     if native is not None:
         native.configure(
-            _rule_of, torch.cuda.is_current_stream_capturing, stale_value_error, torn_value_error, nn.Parameter
+            _rule_of,
+            torch.cuda.is_current_stream_capturing,
+            stale_value_error,
+            torn_value_error,
+            gather,
+            nn.Parameter,
         )
         let_higher_order_operators_through(native.key_name)
         start_fusing(native)

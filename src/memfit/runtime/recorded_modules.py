@@ -54,6 +54,11 @@ class Place:
         self.path = path
         self._model = weakref.ref(model)
 
+    @property
+    def model(self) -> nn.Module | None:
+        """The model, as long as it exists."""
+        return self._model()
+
     def owned_name(self, tensor: Tensor) -> str | None:
         """Return under which name the model owns ``tensor`` or what it is a view of, or None."""
         model = self._model()

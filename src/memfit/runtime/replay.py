@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.distributed.wrapped_models import fsdp_modules
 from memfit.errors import StaleValueError
+from memfit.runtime.call_arguments import is_strided
 from memfit.runtime.recipes import Recipe
 from memfit.runtime.recorded_modules import Place
+from memfit.runtime.torch_internals import gather_buffers
 from memfit.runtime.values import DroppedUse, DroppedValue, HeldTensor, Source, tensor_with
 
 
@@ -19,6 +22,8 @@ def read(source: Source) -> Tensor:
     """Return the tensor behind ``source``, replaying what it takes."""
     if type(source) is HeldTensor:
         tensor = source.tensor
+        if is_freed(tensor):
+            gather(source.place, tensor)
         if source.num_writes():
             raise stale_value_error(source.place, source.op_name, tensor, source.version)
         return tensor
@@ -32,6 +37,27 @@ def read(source: Source) -> Tensor:
                 _replay(value)
     assert value.tensor is not None
     return tensor_with(source.geometry, value.tensor)
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Return whether there is no memory behind ``tensor``: FSDP2 frees gathered parameters between their uses."""
+    return is_strided(tensor) and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+
+
+def gather(place: Place, tensor: Tensor) -> None:
+    """Let FSDP2 gather the parameter ``tensor``, as it does in the backward pass of the module that has it.
+
+    A replay that begins in another module may need it earlier. All processes replay the same.
+    """
+    storage = tensor.untyped_storage()
+    for module in fsdp_modules(place.model):
+        if any(buffer.untyped_storage() is storage for buffer in gather_buffers(module)):
+            module.unshard()
+            return
+    raise StaleValueError(
+        f"a tensor of shape {tuple(tensor.shape)} that the forward pass read in {place.path or 'the model'} was freed "
+        "before the backward pass, and no module sharded by fully_shard gathers it again"
+    )
 
 
 def _replay(value: DroppedValue) -> None:

@@ -164,3 +164,15 @@ def _nodes(roots: Any) -> Iterator[Any]:
         node = waiting.pop()
         yield node
         waiting += node.children
+
+
+def gather_buffers(fsdp_module: Any) -> list[torch.Tensor]:
+    """Return the tensors over the memory that FSDP2 gathers a module's parameters into; none before its first step.
+
+    FSDP2 allocates and frees their storages in place, unseen by any dispatch mode.
+    """
+    state = fsdp_module._get_fsdp_state()
+    # Releases before 2.13 have one group.
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    parameters = [parameter for group in groups if group is not None for parameter in group.fsdp_params]
+    return [buffer for parameter in parameters for buffer in parameter.all_gather_outputs]

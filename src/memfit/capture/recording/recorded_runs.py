@@ -13,7 +13,8 @@ from memfit.capture.recording.module_scopes import ModuleScopes
 from memfit.capture.recording.recorder import NothingKeptError, StepRecorder
 from memfit.capture.recording.step_recording import Recording
 from memfit.capture.training_step import TrainingStep
-from memfit.distributed.wrapped_models import bare_model, without_backward
+from memfit.distributed.wrapped_models import bare_model, fsdp_modules, without_backward
+from memfit.runtime.torch_internals import gather_buffers
 
 IsOutside = Callable[[Tensor], bool]
 
@@ -21,7 +22,7 @@ IsOutside = Callable[[Tensor], bool]
 def record_step(step: TrainingStep, device: torch.device, is_outside: IsOutside) -> tuple[Recording, list[str]]:
     """Record a run of the step; return that and the modules that ran, in order."""
     scopes = ModuleScopes()
-    recorder = StepRecorder(scopes, device, step.tensors(), is_outside)
+    recorder = StepRecorder(scopes, device, step.tensors(), is_outside, buffers=_buffers_of(step))
     try:
         with scopes.watching(bare_model(step.model)), no_garbage_collection():
             held = step.run(recorder.during)
@@ -34,7 +35,7 @@ def record_step(step: TrainingStep, device: torch.device, is_outside: IsOutside)
 def record_without_saves(step: TrainingStep, device: torch.device, is_outside: IsOutside) -> Recording | None:
     """Record a forward pass in which autograd's saves keep nothing alive; None where the model cannot run so."""
     scopes = ModuleScopes()
-    recorder = StepRecorder(scopes, device, step.tensors(), is_outside, keeps_saves=False)
+    recorder = StepRecorder(scopes, device, step.tensors(), is_outside, buffers=_buffers_of(step), keeps_saves=False)
     try:
         with without_backward(step.model), scopes.watching(bare_model(step.model)), no_garbage_collection():
             held = step.run_forward(recorder.during)
@@ -44,6 +45,10 @@ def record_without_saves(step: TrainingStep, device: torch.device, is_outside: I
         recording = recorder.close()
     del held
     return recording
+
+
+def _buffers_of(step: TrainingStep) -> list[Tensor]:
+    return [buffer for module in fsdp_modules(step.model) for buffer in gather_buffers(module)]
 
 
 @contextmanager

@@ -36,12 +36,21 @@ class NothingKeptError(Exception):
     """The forward pass itself asked autograd for a save, in a run in which saves keep nothing."""
 
 
+class _Buffer:
+    """A tensor over memory that is allocated and freed in place: its size when it was last seen, and the storage."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.num_bytes = 0
+        self.content: int | None = None
+
+
 class StepRecorder(DispatchMode):
     """A dispatch mode that fills ``recording`` with what runs inside `during`, until `close`.
 
     ``outside`` names what exists before the step, as far as that is known; ``is_outside`` tells it of a tensor that is
-    met for the first time. Without ``keeps_saves``, autograd's saves keep no storage alive;
-    only forward passes can be run that way.
+    met for the first time. The storages of ``buffers`` are allocated and freed in place. Without ``keeps_saves``,
+    autograd's saves keep no storage alive; only forward passes can be run that way.
     """
 
     def __init__(
@@ -51,6 +60,7 @@ class StepRecorder(DispatchMode):
         outside: Iterable[tuple[str, Tensor]],
         is_outside: Callable[[Tensor], bool],
         *,
+        buffers: Sequence[Tensor] = (),
         keeps_saves: bool = True,
     ) -> None:
         super().__init__()
@@ -66,9 +76,23 @@ class StepRecorder(DispatchMode):
         self._is_open = True
         scopes.position = lambda: len(self.recording.ops)
         scopes.is_forward = lambda: self._phase is Phase.FORWARD
+        self._buffer_storages: set[int] = set()
         for name, tensor in outside:
             if is_strided(tensor) and self._mark_on(tensor) is None:
                 self._number_outside(name, tensor)
+        self._buffers = [_Buffer(buffer) for buffer in buffers]
+        for number, buffer in enumerate(buffers):
+            # What ops read there is always to be had. The memory is that of other values, made when it is allocated.
+            mark = StorageMark(self, self._new_storage())
+            _MARKS.set(buffer.untyped_storage(), mark)
+            self._number_value(mark, f"gathered parameter#{number}", 0, None)
+            self._buffer_storages.add(mark.storage)
+            if num_bytes := storage_bytes_on(device, buffer):
+                # Left over from an earlier pass.
+                content = self._new_storage()
+                self.recording.values.append(NewValue(f"gathered before#{number}", num_bytes, None, content))
+                self._buffers[number].num_bytes, self._buffers[number].content = num_bytes, content
+            self.recording.outside.append(buffer)
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
@@ -107,11 +131,13 @@ class StepRecorder(DispatchMode):
             # The optimizer of FSDP2: what runs on local tensors is recorded. In the forward pass the engine takes
             # ops on DTensors as they are, and so does the recording.
             return NotImplemented
+        self.recording.has_dtensors |= has_dtensor(types)
         # Questions about a fake tensor reach a mode as ops (prim.device), and so do marks for the profiler.
         if not only_plain(types) or rule.name.startswith(("prim.", "profiler.")):
             return op(*args, **kwargs)
         if rule.treatment is Treatment.VIEW:
             return self._run_view(op, args, kwargs)
+        self._note_resized_buffers()
         read = [self._value_of(tensor) for tensor in tensors_in((args, kwargs))]
         written = written_tensors(rule, args, kwargs)
         rewrites = tuple(index for tensor in written if (index := self._value_of(tensor)) is not None)
@@ -187,7 +213,7 @@ class StepRecorder(DispatchMode):
         if not isinstance(result, Tensor) or not is_strided(result):
             return None
         mark = self._mark_on(result)
-        if mark is not None and not is_rewritten:
+        if mark is not None and (not is_rewritten or mark.storage in self._buffer_storages):
             return None
         op_index = len(self.recording.ops)
         num_bytes = storage_bytes_on(self._device, result)
@@ -215,11 +241,32 @@ class StepRecorder(DispatchMode):
         self.recording.outside.append(tensor)
         return index
 
+    def _note_resized_buffers(self) -> None:
+        for buffer in self._buffers:
+            num_bytes = storage_bytes_on(self._device, buffer.tensor)
+            if num_bytes == buffer.num_bytes:
+                continue
+            if buffer.content is not None:
+                self.storage_died(buffer.content)
+            buffer.num_bytes, buffer.content = num_bytes, None
+            if num_bytes:
+                name = self._begin_unseen_op()
+                buffer.content = self._new_storage()
+                self.recording.values.append(NewValue(str(name), num_bytes, len(self.recording.ops), buffer.content))
+                self._end_unseen_op(name, len(self.recording.values) - 1)
+
     def _number_unseen(self, tensor: Tensor) -> int:
+        name = self._begin_unseen_op()
+        index = self._number_storage(str(name), tensor, len(self.recording.ops))
+        self._end_unseen_op(name, index)
+        return index
+
+    def _begin_unseen_op(self) -> ValueName:
         self._num_begun += 1
-        name = self._next_name(UNSEEN_OP)
+        return self._next_name(UNSEEN_OP)
+
+    def _end_unseen_op(self, name: ValueName, value: int) -> None:
         recording = self.recording
-        index = self._number_storage(str(name), tensor, len(recording.ops))
         recording.facts.append(NOTHING_KNOWN)
         recording.ops.append(
             RecordedOp(
@@ -227,7 +274,7 @@ class StepRecorder(DispatchMode):
                 op=UNSEEN_OP,
                 call=name.call,
                 inputs=(),
-                outputs=(index,),
+                outputs=(value,),
                 rewrites=(),
                 flops=0,
                 replay=Replay.STATEFUL,
@@ -235,7 +282,6 @@ class StepRecorder(DispatchMode):
                 has_gradients=False,
             )
         )
-        return index
 
     def _number_storage(self, name: str, tensor: Tensor, op_index: int | None) -> int:
         mark = StorageMark(self, self._new_storage())

@@ -77,6 +77,8 @@ class Recording:
     outside: list[torch.Tensor] = field(default_factory=list)
     num_storages: int = 0
     module_calls: tuple[ModuleCall, ...] = ()
+    # Whether the forward pass ran ops on DTensors, whose values are not recorded.
+    has_dtensors: bool = False
 
 
 def values_of(recording: Recording, natural: Recording | None) -> tuple[RecordedValue, ...]:

@@ -127,8 +127,8 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   module.def("fuse_nothing", [] { fusing = nullptr; });
   module.def("num_fused_kernels_launched", [] { return fusing == nullptr ? 0 : fusing->num_launched.load(); });
   module.def("configure", [](py::object rule_of, py::object is_capturing, py::object stale_error, py::object torn_error,
-                             py::object parameter) {
+                             py::object gather, py::object parameter) {
     python = new Python{std::move(rule_of), std::move(is_capturing), std::move(stale_error), std::move(torn_error),
-                        std::move(parameter)};
+                        std::move(gather),  std::move(parameter)};
   });
 }

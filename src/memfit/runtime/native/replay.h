@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include <functional>
 #include <map>
 
@@ -31,9 +33,20 @@ inline std::vector<intrusive_ptr<Recipe>> recipes_for(const DroppedValue& value)
 
 inline Tensor Recipe::fetched() const { return tensor_with(*geometry, copy->fetch()); }
 
+// FSDP2 frees gathered parameters between their uses.
+inline bool is_freed(const Tensor& tensor) {
+  return tensor.has_storage() && tensor.storage().nbytes() == 0 && tensor.numel() > 0;
+}
+
+inline void gather(const HeldTensor& held) {
+  py::gil_scoped_acquire gil;
+  python->gather(held.region->place, py::reinterpret_steal<py::object>(THPVariable_Wrap(held.tensor)));
+}
+
 inline Tensor read(const Source& source) {
   if (source.held) {
     const auto& held = *source.held;
+    if (is_freed(held.tensor)) gather(held);
     if (held.version >= 0 && held.tensor._version() != held.version) throw StaleValue{source.held};
     return held.tensor;
   }
