@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memfit.errors import PlanFileError as PlanFileError
     from memfit.errors import StaleValueError as StaleValueError
     from memfit.errors import VerificationError as VerificationError
-    from memfit.fitting import Fitted as Fitted
+    from memfit.fitted import Fitted as Fitted
     from memfit.fitting import fit as fit
     from memfit.graph.layer_profile import LayerMemoryProfile as LayerMemoryProfile
     from memfit.graph.layer_profile import LayerTypeHint as LayerTypeHint
@@ -99,7 +99,8 @@ _HOME_OF = {
     "memfit.runtime.apply": ("Applied", "apply", "remove"),
     "memfit.graph.verification": ("Verification",),
     "memfit.verification.verifying": ("verify",),
-    "memfit.fitting": ("Fitted", "fit"),
+    "memfit.fitted": ("Fitted",),
+    "memfit.fitting": ("fit",),
 }
 _MODULE_OF = {name: module for module, names in _HOME_OF.items() for name in names}
 

@@ -14,6 +14,7 @@ from torch import nn
 from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, StepFunction
 from memfit.capture.training_step import TrainingStep
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError, VerificationError
+from memfit.fitted import Fitted
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Verification
@@ -22,10 +23,10 @@ from memfit.planning.planner import plan as plan_step
 from memfit.profiling import profile_of_step
 from memfit.profiling import refuse_unfit as refuse_unfit_to_profile
 from memfit.progress import Progress, progress_on_terminal
-from memfit.runtime.apply import Applied, remove
+from memfit.runtime.apply import remove
 from memfit.runtime.chunked_loss.language_model_head import head_of
 from memfit.runtime.native_build import build_engine
-from memfit.runtime.tape_choice import TapeChoice
+from memfit.sizes.fitting_by_size import fit_by_size
 from memfit.units import format_bytes
 from memfit.verification.verifying import verify_step
 
@@ -37,18 +38,6 @@ _MOST_PLANS = 4
 _TIMING_NOISE = 0.02
 # Logits and their gradient are worth a hint where they are this share of the smallest peak.
 _LARGE_LOGITS_SHARE = 0.1
-
-
-class Fitted(Applied):
-    """A plan at work on a model, with what it came from and the proof that it holds."""
-
-    def __init__(self, model: nn.Module, plan: Plan, profile: ModelProfile, verification: Verification) -> None:
-        super().__init__(model, plan, TapeChoice())
-        self.profile = profile
-        self.verification = verification
-
-    def __repr__(self) -> str:
-        return f"Fitted: {type(self.model).__name__}\n{self.verification!r}"
 
 
 def fit(
@@ -81,14 +70,41 @@ def fit(
     tolerance (``Verification.gradient_tolerance``). Models of transformers need no change; others call their
     ``lm_head``, and `torch.nn.functional.cross_entropy` on what it returns, or `linear_cross_entropy` directly.
 
+    ``batches`` in place of ``batch`` are two or three batches of different sizes, such as ``[short, long]``: the result
+    has a plan for each size up to the largest, and each forward pass runs by that for the sizes that it is called with.
+    Short batches run plain, long ones recompute more. ``targets`` is then a list with one entry for each batch. A batch
+    that is larger than all of them is planned for when it comes, or refused with the largest size that fits.
+
     A terminal shows a progress bar; ``progress`` takes its place.
     """
     _refuse_unfit(model)
     checked_budget(budget)
     checked_host_budget(host_budget)
-    _refuse_what_is_missing(compile=compile, batches=batches)
+    _refuse_what_is_missing(compile=compile)
     if chunk_loss:
         head_of(model)
+    if batches is not None:
+        if batch is not None:
+            raise InvalidParameterError("give either batch or batches, which has batches of several sizes, not both")
+        arguments = StepArguments(batches, loss, targets, step, optimizer, gradients)
+        with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
+
+            def fit_one(given: StepArguments) -> Fitted:
+                return fit(
+                    model,
+                    given.batch,
+                    budget=budget,
+                    loss=loss,
+                    targets=given.targets,
+                    step=step,
+                    optimizer=optimizer,
+                    gradients=gradients,
+                    host_budget=host_budget,
+                    chunk_loss=chunk_loss,
+                    progress=shown,
+                )
+
+            return fit_by_size(model, arguments, batches, host_budget, fit_one, shown)
     arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
     training_step = TrainingStep(model, arguments)
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown:

@@ -11,7 +11,7 @@ from memfit.errors import InvalidParameterError
 from memfit.progress import progress_of_command
 
 if TYPE_CHECKING:
-    from memfit.fitting import Fitted
+    from memfit.fitted import Fitted
     from memfit.graph.method_result import MethodResult
     from memfit.graph.model_profile import ModelProfile
     from memfit.graph.plan import FrontierPoint, Plan

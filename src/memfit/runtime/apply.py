@@ -14,13 +14,16 @@ from torch import nn
 
 from memfit.distributed.wrapped_models import bare_model
 from memfit.errors import InvalidParameterError, MemfitError
+from memfit.graph.inputs import Input
 from memfit.graph.plan import Plan
+from memfit.graph.size_plans import SizePlans
 from memfit.runtime.chunked_loss.language_model_head import chunk_loss_of
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, owners_of_wrappers, wrap_forward
 from memfit.runtime.model_inputs import InputCheck
 from memfit.runtime.native_tape import new_rounds, way_into
+from memfit.runtime.plan_switching import PlanSwitch
 from memfit.runtime.recorded_modules import Region, regions_of
 from memfit.runtime.tape_choice import TapeChoice
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
@@ -55,16 +58,12 @@ class Applied:
     def __init__(self, model: nn.Module, plan: Plan, new_tape: Callable[[], ForwardPass]) -> None:
         self.model = model
         self.plan = plan
-        self._passes = _ForwardPasses(new_tape, InputCheck(plan.inputs))
         model = bare_model(model)
         # The chunked loss is part of what the plan was made for: it is inside whatever the plan records.
         self._unwrap: list[Callable[[], None]] | None = [chunk_loss_of(model)] if plan.chunks_loss else []
         modules = dict(model.named_modules())
-        regions = regions_of(plan, model)
-        if regions and all(region.path for region in regions):
-            self._unwrap.append(wrap_forward(model, self._passes.run_model, self))
-        for region in regions:
-            self._unwrap.append(wrap_forward(modules[region.path], self._passes.runner_in(region), self))
+        for path, runner in _runners_of(plan, model, new_tape, InputCheck(plan.inputs)).items():
+            self._unwrap.append(wrap_forward(modules[path], runner, self))
 
     @property
     def is_applied(self) -> bool:
@@ -91,6 +90,42 @@ class Applied:
     ) -> None:
         if self._unwrap is not None:
             self.remove()
+
+
+class AppliedBySize(Applied):
+    """Plans for batches of many sizes on a model; each forward pass runs by the plan for the sizes of its inputs.
+
+    ``plan`` is that for the largest size. ``plan_beyond`` is called with inputs that no plan is large enough for, and
+    adds one or raises; without it they run by the plan for the largest.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: SizePlans,
+        plan_beyond: Callable[[tuple[Input, ...]], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.plan = plans.largest.plan
+        self.plans = plans
+        # Taken off last, because the plans' modules may include the head.
+        self._unwrap = [chunk_loss_of(bare_model(model))] if self.plan.chunks_loss else []
+        self._switch = PlanSwitch(bare_model(model), plans, self._runners_at, plan_beyond, self)
+        self._unwrap.append(self._switch.take_off)
+
+    def _runners_at(self, place: int) -> dict[str, Runner]:
+        return _runners_of(self.plans.entries[place].plan, bare_model(self.model), TapeChoice(), InputCheck(()))
+
+
+def _runners_of(
+    plan: Plan, model: nn.Module, new_tape: Callable[[], ForwardPass], input_check: InputCheck
+) -> dict[str, Runner]:
+    """Return what stands around the forward of each of the plan's modules, the model's own first."""
+    passes = _ForwardPasses(new_tape, input_check)
+    regions = regions_of(plan, model)
+    # Passes of the model are one pass, whether or not its own ops are recorded.
+    runners: dict[str, Runner] = {"": passes.run_model} if regions else {}
+    return runners | {region.path: passes.runner_in(region) for region in regions}
 
 
 class _ForwardPasses:

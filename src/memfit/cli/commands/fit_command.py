@@ -21,7 +21,7 @@ from memfit.cli.output import check_outputs, console, print_json, prints_aside
 from memfit.cli.python_code import python_code
 
 if TYPE_CHECKING:
-    from memfit.fitting import Fitted
+    from memfit.fitted import Fitted
     from memfit.graph.method_result import MethodResult
 
 

@@ -1,0 +1,179 @@
+"""What ``fit`` returns: the plan on its model, with what it came from and the proof that it holds."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.errors import InfeasibleBudgetError
+from memfit.graph.inputs import Input
+from memfit.graph.model_profile import ModelProfile
+from memfit.graph.plan import Plan
+from memfit.graph.size_plans import SizedPlan, SizePlans
+from memfit.graph.verification import Verification
+from memfit.planning.planner import plan as plan_step
+from memfit.runtime.apply import Applied, AppliedBySize
+from memfit.runtime.tape_choice import TapeChoice
+from memfit.units import format_bytes
+
+# A plan that ran out of memory is followed by one for this share of its peak.
+_NEXT_PEAK_SHARE = 0.9
+
+
+class Fitted(Applied):
+    """A plan applied to a model, with what it came from and the proof that it holds.
+
+    ``num_retries`` counts the steps that `run` had to repeat with a smaller plan.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, profile: ModelProfile, verification: Verification) -> None:
+        super().__init__(model, plan, TapeChoice())
+        self.profile = profile
+        self.verification = verification
+        self.num_retries = 0
+
+    def run(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        """Return ``step(batch)``; repeat it with a smaller plan where it runs out of memory all the same.
+
+        Before it is repeated, random number generators, buffers and gradients are put back as they were, so that the
+        step that succeeds is the only one that counts. A step that has begun to change parameters cannot be repeated,
+        and raises. Existing gradients are copied to host memory before each step, which takes time where they are kept
+        from step to step.
+        """
+        while True:
+            start = _StepStart(self.model)
+            try:
+                return step(batch)
+            except torch.OutOfMemoryError as error:
+                if not start.can_be_restored():
+                    raise
+                message = str(error)
+            # Outside of the handler, because an error under way keeps alive what the failed step had made.
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            start.restore()
+            self._use_smaller_plan(message)
+            self.num_retries += 1
+
+    def _use_smaller_plan(self, message: str) -> None:
+        """Apply the next smaller plan from now on, or raise where there is none."""
+        plan = _next_smaller(self.plan, self.profile, message)
+        self.remove()
+        super().__init__(self.model, plan, TapeChoice())
+        _warn_of_smaller_plan(plan)
+
+    def __repr__(self) -> str:
+        return f"Fitted: {type(self.model).__name__}\n{self.verification!r}"
+
+
+class FittedBySize(AppliedBySize, Fitted):
+    """Plans for batches of many sizes, applied to a model.
+
+    ``plan``, ``profile`` and ``verification`` are those of the largest size; ``plans`` has the plan for each size.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plans: SizePlans,
+        profile: ModelProfile,
+        verification: Verification,
+        plan_beyond: Callable[[tuple[Input, ...]], None] | None,
+    ) -> None:
+        AppliedBySize.__init__(self, model, plans, plan_beyond)
+        self.profile = profile
+        self.verification = verification
+        self.num_retries = 0
+
+    def _use_smaller_plan(self, message: str) -> None:
+        if self._switch.skip_plan():
+            _warn_of_smaller_plan(None)
+            return
+        largest = self.plans.largest
+        plan = _next_smaller(largest.plan, self.profile, message)
+        self.plans.replace_largest(replace(largest, plan=plan))
+        self.plan = plan
+        self._switch.forget_plans()
+        _warn_of_smaller_plan(plan)
+
+    def __repr__(self) -> str:
+        entries = self.plans.entries
+        lines = [f"Fitted: {type(self.model).__name__}, {len(entries)} plans for sizes up to {entries[-1].size}"]
+        lines += [f"  {_entry_in_words(entry)}" for entry in entries]
+        return "\n".join([*lines, repr(self.verification)])
+
+
+def _entry_in_words(entry: SizedPlan) -> str:
+    peak = format_bytes(entry.plan.predicted_peak_bytes)
+    return f"up to {entry.size}: {peak}, {entry.plan.predicted_overhead:+.1%} time"
+
+
+def _next_smaller(plan: Plan, profile: ModelProfile, message: str) -> Plan:
+    try:
+        smaller = plan_step(profile, budget=int(_NEXT_PEAK_SHARE * plan.predicted_peak_bytes))
+    except InfeasibleBudgetError:
+        raise torch.OutOfMemoryError(
+            f"{message}\nThe step ran out of memory by the smallest plan that there is (predicted peak "
+            f"{format_bytes(plan.predicted_peak_bytes)}); random number generators, buffers and gradients are as "
+            "before it. Make the batch smaller"
+        ) from None
+    return replace(smaller, budget_bytes=plan.budget_bytes)
+
+
+def _warn_of_smaller_plan(plan: Plan | None) -> None:
+    words = "the plan of the next larger size" if plan is None else format_bytes(plan.predicted_peak_bytes)
+    warnings.warn(
+        f"a step ran out of memory and is repeated by a smaller plan ({words}), which later steps run by, too",
+        stacklevel=4,
+    )
+
+
+class _StepStart:
+    """What a step that fails half-way leaves changed: random number generators, buffers and gradients."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self._versions = [parameter._version for parameter in self._parameters]
+        self._gradients = [_copy_to_host(parameter.grad) for parameter in self._parameters]
+        self._gradient_objects = [parameter.grad for parameter in self._parameters]
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        self._random = random.getstate()
+        self._torch_random = torch.get_rng_state()
+        self._cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        numpy = sys.modules.get("numpy")
+        self._numpy_random = None if numpy is None else numpy.random.get_state()
+
+    def can_be_restored(self) -> bool:
+        """Return whether the step has left the parameters alone so far."""
+        return self._versions == [parameter._version for parameter in self._parameters]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        with torch.no_grad():
+            for parameter, gradient, copied in zip(
+                self._parameters, self._gradient_objects, self._gradients, strict=True
+            ):
+                parameter.grad = gradient
+                if gradient is not None and copied is not None:
+                    gradient.copy_(copied)
+            for buffer, copied in self._buffers:
+                buffer.copy_(copied)
+        random.setstate(self._random)
+        torch.set_rng_state(self._torch_random)
+        if self._cuda_random:
+            torch.cuda.set_rng_state_all(self._cuda_random)
+        if self._numpy_random is not None:
+            sys.modules["numpy"].random.set_state(self._numpy_random)
+
+
+def _copy_to_host(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gradient is None else gradient.detach().to("cpu", copy=True)
