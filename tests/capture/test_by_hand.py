@@ -82,10 +82,10 @@ def test_ops_in_order_with_modules_and_flops(profile: ModelProfile) -> None:
         ("2::aten.div_#0", 4 * 20, 4, 5, (Save(15, 15, op_index=5),)),
         # A product reads its second factor first.
         ("2::aten.mul#0", 4 * 20, 5, 6, (Save(13, 14, op_index=6, read_place=1),)),
-        # The caller holds output and loss. A square saves its factor twice.
-        ("3::aten.mm#0", 4 * 8, 6, None, (Save(10, 11, op_index=7), Save(10, 11, op_index=7, read_place=1))),
+        # The output is needed as long as the loss is computed. A square saves its factor twice.
+        ("3::aten.mm#0", 4 * 8, 6, 8, (Save(10, 11, op_index=7), Save(10, 11, op_index=7, read_place=1))),
         ("(loss)::aten.mul#0", 4 * 8, 7, 8, ()),
-        ("(loss)::aten.sum#0", 4, 8, None, ()),
+        ("(loss)::aten.sum#0", 4, 8, 18, ()),
         # backward() holds the gradient it began with; others go with their last reader.
         ("(backward)::aten.ones_like#0", 4, 9, 18, ()),
         ("(backward)::aten.mul#0", 4 * 8, 10, 12, ()),
@@ -133,9 +133,9 @@ def test_what_may_be_replayed(profile: ModelProfile) -> None:
 
 def test_peak_is_where_the_input_gradient_of_the_last_layer_is_made(profile: ModelProfile) -> None:
     outside = 60 + 20 + 40 + 48
-    output_and_loss_and_its_gradient = 32 + 4 + 4
+    loss_and_its_gradient = 4 + 4
     saved = 3 * 80
     gradients = 32 + 40 + 80
     timeline_bytes = plain_timeline_bytes(profile.ops, profile.values)
-    assert profile.peak_bytes == outside + output_and_loss_and_its_gradient + saved + gradients == 600
-    assert timeline_bytes.index(600) == 14
+    assert profile.peak_bytes == outside + loss_and_its_gradient + saved + gradients == 568
+    assert timeline_bytes.index(568) == 14

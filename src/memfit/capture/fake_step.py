@@ -24,13 +24,13 @@ from memfit.capture.measuring.other_memory import let_libraries_allocate, other_
 from memfit.capture.measuring.roofline import Roofline
 from memfit.capture.recording.measured_blocks import measured_blocks
 from memfit.capture.recording.plain_timeline import plain_timeline_bytes
-from memfit.capture.recording.recorded_runs import record_step, record_without_saves
+from memfit.capture.recording.recorded_runs import record_step
 from memfit.capture.recording.step_recording import values_of
 from memfit.capture.state.kept_state import KeptState
 from memfit.capture.step_arguments import innermost_optimizer
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import bare_model
-from memfit.errors import MemfitError
+from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks_as_in
@@ -52,14 +52,12 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
     device = device_of(fake)
     state = KeptState(fake)
     with _explained_limits(), fake_mode, loss_in_chunks_as_in(fake.model, step.model):
-        if fake.optimizer is not None:
-            # The first run creates the optimizer's state.
+        if fake.optimizer is not None or fake.arguments.gradients == "kept":
+            # The first run creates the optimizer's state and the gradients.
             with state.kept():
                 fake.run()
         with state.kept(), noting_inputs(fake.model) as inputs:
             recording, called = record_step(fake, device, _is_real)
-        with state.kept():
-            natural = record_without_saves(fake, device, _is_real)
     roofline_device = _device_to_measure(device)
     roofline = Roofline.of_device(
         roofline_device, {fact.dtype for fact in recording.facts if fact.flops and fact.dtype}
@@ -67,7 +65,7 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
     ops = tuple(
         replace(op, seconds=roofline.seconds_of(fact)) for op, fact in zip(recording.ops, recording.facts, strict=True)
     )
-    values = values_of(recording, natural)
+    values = values_of(recording)
     ops = with_fused_replays(ops, recording.facts, values, roofline.bytes_per_second)
     if device.type == "cuda":
         let_libraries_allocate(device)
@@ -92,6 +90,11 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
 
 def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
     """Return a copy of model, batch and optimizer in which every tensor is fake."""
+    if step.arguments.step is not None:
+        raise InvalidParameterError(
+            "mode='fake' runs a copy of the model, and step= runs the model itself: pass loss= in place of step=, or "
+            "use mode='real'"
+        )
     # What is in the memo is not copied: the copies of all else refer to the fake tensors.
     parameters: list[Tensor] = [*step.model.parameters()]
     states: list[Tensor] = []

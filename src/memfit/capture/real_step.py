@@ -16,7 +16,7 @@ from memfit.capture.measuring.roofline import copied_bytes_per_second
 from memfit.capture.measuring.step_times import SynchronizedStep, timed_back_to_back, timed_synchronized
 from memfit.capture.measuring.throttling import throttled_ops, unthrottled_share
 from memfit.capture.recording.measured_blocks import measured_blocks
-from memfit.capture.recording.recorded_runs import no_garbage_collection, record_step, record_without_saves
+from memfit.capture.recording.recorded_runs import no_garbage_collection, record_step
 from memfit.capture.recording.step_recording import OpFacts, Recording, values_of
 from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
@@ -56,8 +56,6 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
         recording, called = record_step(step, device, existed_before)
     if recording.has_dtensors:
         warn_of_dtensors(step.model)
-    with state.kept():
-        without_saves = record_without_saves(step, device, existed_before)
     with state.kept(), no_garbage_collection():
         allocated_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
         peak_bytes = allocated_peak(step.run, device, held=recording.outside)
@@ -70,7 +68,7 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
     if not on_host:
         host = HostCosts(synchronized.forward_launched, synchronized.backward_launched, 0.0, 0.0, 0.0, 0.0, 0.0)
         ops = throttled_ops(unthrottled, host, step_seconds)
-    values = values_of(recording, without_saves)
+    values = values_of(recording)
     if fuses_on(device):
         ops = with_fused_replays(ops, recording.facts, values, copied_bytes_per_second(device))
     if allocated_bytes is not None:

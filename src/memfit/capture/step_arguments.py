@@ -109,7 +109,9 @@ def optimizers_within(optimizer: Any) -> Iterator[Any]:
 
 def innermost_optimizer(optimizer: Any) -> Any:
     """Return the optimizer that has the state: the innermost where ``optimizer`` is a wrapper."""
-    *_, innermost = optimizers_within(optimizer)
+    innermost = None
+    for innermost in optimizers_within(optimizer):  # noqa: B007  # the last one is wanted
+        pass
     return innermost
 
 

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from memfit.capture.phases import noting_optimizers
 from memfit.capture.step_arguments import StepArguments, innermost_optimizer
 from memfit.distributed.local_tensors import local_tensor
 from memfit.distributed.ranks import Ranks, ranks_of
 from memfit.distributed.wrapped_models import bare_model
-from memfit.errors import InvalidParameterError, MemfitError
+from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import Phase
 from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.call_arguments import tensors_in
 
-PhaseContext = Callable[[Phase], AbstractContextManager[object]]
+PhaseObserver = Callable[[Phase], object]
 
 # A batch under one of these names says that the model is trained on a loss of its own.
 _LABELS = ("labels", "label", "label_ids", "targets", "target", "start_positions")
 
 
 class TrainingStep:
-    """A model and the step arguments: a callable unit that is run to be measured."""
+    """A model and the step arguments: a callable unit that is run to be measured.
+
+    A run holds what the training loop holds. With a loss function that is the loss; the model's output lives as long
+    as the loss is computed. What a ``step`` function holds is its own affair.
+    """
 
     def __init__(self, model: nn.Module, arguments: StepArguments, *, warns: bool = True) -> None:
         self.model = model
@@ -34,8 +40,6 @@ class TrainingStep:
         self.warns = warns
         # Whether a run was seen to wait for other processes.
         self.runs_collectives = False
-        if arguments.step is not None or arguments.gradients == "kept":
-            raise MemfitError("step= and gradients='kept' are not implemented yet")
 
     @property
     def ranks(self) -> Ranks:
@@ -52,29 +56,47 @@ class TrainingStep:
         """The optimizer of the step arguments, which may be a wrapper of one."""
         return self.arguments.optimizer
 
-    def run(self, around: PhaseContext = nullcontext) -> object:
-        """Run the step, each phase inside ``around(phase)``; return the output and the loss.
+    @property
+    def has_exact_phases(self) -> bool:
+        """Whether `run` knows exactly where phases begin."""
+        return self.arguments.step is None
 
-        A training loop has both in hand while backward runs, so they live as long here.
+    def run(self, on_phase: PhaseObserver | None = None) -> None:
+        """Run the step. ``on_phase`` is called where a forward, a backward or an optimizer phase begins.
+
+        The phases of a ``step`` function are found by hooks on the model: approximately, since the loss belongs to no
+        module. Recordings find them exactly, op by op.
         """
-        held = self.run_forward_and_backward(around)
-        if self.optimizer is not None:
-            with around(Phase.OPTIMIZER):
-                self.optimizer.step()
-        return held
+        optimizer = self.optimizer
+        if self.arguments.step is None:
+            self.run_forward_and_backward(on_phase)
+        else:
+            with noting_optimizers() as stepped:
+                self.run_forward_and_backward(on_phase)
+            if innermost_optimizer(optimizer) in stepped:
+                optimizer = None
+        if optimizer is not None:
+            if on_phase is not None:
+                on_phase(Phase.OPTIMIZER)
+            optimizer.step()
 
-    def run_forward_and_backward(self, around: PhaseContext = nullcontext) -> object:
-        """Run the step without the optimizer, and return the output and the loss."""
-        output, loss = self.run_forward(around)
-        with around(Phase.BACKWARD):
-            loss.backward()
-        return output, loss
+    def run_forward_and_backward(self, on_phase: PhaseObserver | None = None) -> None:
+        """Run the step without the optimizer, except where the ``step`` function itself steps one."""
+        step = self.arguments.step
+        if step is not None:
+            with nullcontext() if on_phase is None else _phases_seen_by(self.model, on_phase):
+                step() if self.batch is None else step(self.batch)
+            return
+        if on_phase is not None:
+            on_phase(Phase.FORWARD)
+        loss = self.run_forward()
+        if on_phase is not None:
+            on_phase(Phase.BACKWARD)
+        loss.backward()
 
-    def run_forward(self, around: PhaseContext = nullcontext) -> tuple[Any, Tensor]:
-        """Run the forward pass and the loss, and return the output and the loss."""
-        with around(Phase.FORWARD):
-            output = forward(self.model, self.batch)
-            return output, self._loss_of(output)
+    def run_forward(self) -> Tensor:
+        """Run the forward pass and the loss of a step with a loss function, and return the loss."""
+        return self._loss_of(forward(self.model, self.batch))
 
     def _loss_of(self, output: Any) -> Tensor:
         loss, targets = self.arguments.loss, self.arguments.targets
@@ -110,7 +132,40 @@ class TrainingStep:
             # The state is a mapping from parameters; only what it maps them to is state.
             states = tensors_of(list(innermost_optimizer(self.optimizer).state.values()))
             named += [(f"optimizer state#{number}", tensor) for number, tensor in enumerate(states)]
+        if self.arguments.gradients == "kept":
+            # Those of other leaves are named when the step meets them.
+            gradients = [(f"{name}.grad", leaf.grad) for name, leaf in model.named_parameters()]
+            named += [(name, gradient) for name, gradient in gradients if gradient is not None]
         return [(name, local_tensor(tensor)) for name, tensor in named]
+
+
+@contextmanager
+def _phases_seen_by(model: nn.Module, on_phase: PhaseObserver) -> Iterator[None]:
+    """Call ``on_phase`` where ``model`` is called, where its output receives a gradient, and where optimizers step."""
+    seen: Phase | None = None
+
+    def see(phase: Phase) -> None:
+        nonlocal seen
+        if phase is not seen:
+            seen = phase
+            on_phase(phase)
+
+    def see_output(_: nn.Module, __: Any, output: Any) -> None:
+        for tensor in tensors_of(output):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: see(Phase.BACKWARD))
+
+    hooks = [
+        model.register_forward_pre_hook(lambda *_: see(Phase.FORWARD)),
+        model.register_forward_hook(see_output),
+        register_optimizer_step_pre_hook(lambda *_: see(Phase.OPTIMIZER)),
+    ]
+    try:
+        see(Phase.FORWARD)
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def forward(model: nn.Module, batch: Any) -> Any:

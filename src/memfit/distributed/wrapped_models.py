@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 from torch import nn
@@ -36,25 +34,6 @@ def class_without_fsdp(module: nn.Module) -> type:
 def num_warm_up_steps(model: nn.Module) -> int:
     """Return how many steps it takes until each step allocates what the one before it did."""
     return _STEPS_UNTIL_SETTLED if ddp_modules(model) or fsdp_modules(model) else 1
-
-
-@contextmanager
-def without_backward(model: nn.Module) -> Iterator[None]:
-    """Run a forward pass inside the block that no backward pass follows.
-
-    DDP does not wait for gradients then, and FSDP2 forgets that it does.
-    """
-    with ExitStack() as stack:
-        for module in ddp_modules(model):
-            stack.enter_context(module.no_sync())
-        yield
-    inner: set[nn.Module] = set()
-    for module in fsdp_modules(model):
-        # New in torch 2.13, and for roots only.
-        if module not in inner and hasattr(module, "reset_iter_state"):
-            module.reset_iter_state()
-        module.reshard()
-        inner.update(module.modules())
 
 
 def ddp_modules(model: nn.Module) -> list[Any]:

@@ -22,6 +22,9 @@ from torch.utils._pytree import tree_map as tree_map
 
 TorchFunctionDisabled = torch._C.DisableTorchFunctionSubclass
 
+# What iterating over a data loader returns.
+DataLoaderIterator: type = torch.utils.data.dataloader._BaseDataLoaderIter
+
 PackHook = Callable[[torch.Tensor], Any]
 UnpackHook = Callable[[Any], torch.Tensor]
 
@@ -44,6 +47,16 @@ class DispatchMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         # With True, every __torch_dispatch__ call is wrapped once more in Python, for about a microsecond each.
         return False
+
+
+def is_in_backward() -> bool:
+    """Return whether this thread runs inside autograd's engine, in a backward pass or a hook of one."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def num_references(storage: torch.UntypedStorage) -> int:
+    """Return how many tensors share ``storage``, and one more for the ``storage`` object of Python."""
+    return torch._C._storage_Use_Count(storage._cdata)
 
 
 def outer_saved_tensors_hooks() -> tuple[PackHook, UnpackHook] | None:

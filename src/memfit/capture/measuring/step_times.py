@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from statistics import quantiles
 from typing import NamedTuple
 
@@ -43,24 +44,21 @@ def timed_synchronized(step: TrainingStep, device: torch.device, state: KeptStat
 def _synchronized_timings(step: TrainingStep, device: torch.device, state: KeptState) -> list[SynchronizedStep]:
     timings: list[SynchronizedStep] = []
     for _ in range(_NUM_SYNCHRONIZED_STEPS):
-        forward_end = 0.0
-
-        @contextmanager
-        def around(phase: Phase) -> Iterator[None]:
-            nonlocal forward_end
-            yield
-            if phase is Phase.FORWARD:
-                forward_end = time.perf_counter()
-
         with state.kept():
             wait_for(device)
-            begin = time.perf_counter()
-            held = step.run(around)
+            phases = [(time.perf_counter(), Phase.FORWARD)]
+            step.run(partial(_note, phases))
             launched = time.perf_counter()
-            del held
             wait_for(device)
-            timings.append(SynchronizedStep(forward_end - begin, launched - forward_end, time.perf_counter() - begin))
+            seconds = time.perf_counter() - phases[0][0]
+        ends = [moment for moment, _ in phases[1:]] + [launched]
+        forward = sum(end - moment for (moment, phase), end in zip(phases, ends, strict=True) if phase is Phase.FORWARD)
+        timings.append(SynchronizedStep(forward, launched - phases[0][0] - forward, seconds))
     return timings
+
+
+def _note(phases: list[tuple[float, Phase]], phase: Phase) -> None:
+    phases.append((time.perf_counter(), phase))
 
 
 def timed_interleaved(

@@ -14,7 +14,7 @@ from torch import nn
 from memfit.graph.model_profile import ModuleCall
 from memfit.graph.names import is_within
 from memfit.runtime.forward_wrapping import Forward, Runner, wrap_forward
-from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
+from memfit.runtime.torch_internals import is_in_backward, outer_saved_tensors_hooks, refuses_saved_tensors_hooks
 
 
 @dataclass(slots=True)
@@ -43,6 +43,7 @@ class ModuleScopes:
         self.position = position
         self.is_forward = is_forward
         self._stack: list[str | None] = [None]
+        self._is_in_forward = False
         self._calls: list[_OpenCall] = []
         self._num_calls: Counter[str] = Counter()
         self._num_backward = 0
@@ -67,6 +68,11 @@ class ModuleScopes:
         """Note that the backward pass read something: the next forward pass counts calls anew."""
         self._backward_began = True
 
+    @property
+    def is_in_forward(self) -> bool:
+        """Whether a module is running that no backward pass called, as a checkpoint does to recompute it."""
+        return self._is_in_forward
+
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Follow the modules of ``model`` inside the block."""
@@ -87,6 +93,7 @@ class ModuleScopes:
             path = paths[0] if len(paths) == 1 else _path_within(paths, self.current)
             self.seen[path] = None
             if len(self._stack) == 1:
+                self._is_in_forward = not is_in_backward()
                 self._begin_pass()
             call = self._begin_call(path) if len(paths) == 1 and self._is_recordable() else None
             self._stack.append(path)
@@ -94,6 +101,7 @@ class ModuleScopes:
                 return forward(*args, **kwargs)
             finally:
                 self._stack.pop()
+                self._is_in_forward &= len(self._stack) > 1
                 if call is not None:
                     call.end = self.position()
 

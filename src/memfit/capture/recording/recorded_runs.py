@@ -1,4 +1,4 @@
-"""The two runs that make a recording: the whole step as it is, and a forward pass in which saves keep nothing alive."""
+"""The run of a step that makes a recording."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from memfit.capture.recording.module_scopes import ModuleScopes
-from memfit.capture.recording.recorder import NothingKeptError, StepRecorder
+from memfit.capture.recording.recorder import StepRecorder
 from memfit.capture.recording.step_recording import Recording
 from memfit.capture.training_step import TrainingStep
-from memfit.distributed.wrapped_models import bare_model, fsdp_modules, without_backward
+from memfit.distributed.wrapped_models import bare_model, fsdp_modules
 from memfit.runtime.torch_internals import gather_buffers
 
 IsOutside = Callable[[Tensor], bool]
@@ -24,27 +24,11 @@ def record_step(step: TrainingStep, device: torch.device, is_outside: IsOutside)
     scopes = ModuleScopes()
     recorder = StepRecorder(scopes, device, step.tensors(), is_outside, buffers=_buffers_of(step))
     try:
-        with scopes.watching(bare_model(step.model)), no_garbage_collection():
-            held = step.run(recorder.during)
+        with scopes.watching(bare_model(step.model)), no_garbage_collection(), recorder.recording_ops():
+            step.run(recorder.enter_phase if step.has_exact_phases else None)
     finally:
         recording = recorder.close()
-    del held
     return recording, list(scopes.seen)
-
-
-def record_without_saves(step: TrainingStep, device: torch.device, is_outside: IsOutside) -> Recording | None:
-    """Record a forward pass in which autograd's saves keep nothing alive; None where the model cannot run so."""
-    scopes = ModuleScopes()
-    recorder = StepRecorder(scopes, device, step.tensors(), is_outside, buffers=_buffers_of(step), keeps_saves=False)
-    try:
-        with without_backward(step.model), scopes.watching(bare_model(step.model)), no_garbage_collection():
-            held = step.run_forward(recorder.during)
-    except NothingKeptError:
-        return None
-    finally:
-        recording = recorder.close()
-    del held
-    return recording
 
 
 def _buffers_of(step: TrainingStep) -> list[Tensor]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from memfit.capture.phases import PhaseTracker
 from memfit.capture.recording.flop_counts import flops_of
-from memfit.capture.recording.lifetimes import SaveHandle, StorageMark
+from memfit.capture.recording.lifetimes import SavedStorages, SaveHandle, StorageMark
 from memfit.capture.recording.module_scopes import ModuleScopes
 from memfit.capture.recording.op_facts import NOTHING_KNOWN, facts_of, fused_facts_of
 from memfit.capture.recording.plain_tensors import is_plain, only_plain, plain_alias
@@ -32,10 +33,6 @@ UNSEEN_OP = "memfit.unseen"
 _MARKS: StorageAttribute[StorageMark] = StorageAttribute("mark")
 
 
-class NothingKeptError(Exception):
-    """The forward pass itself asked autograd for a save, in a run in which saves keep nothing."""
-
-
 class _Buffer:
     """A tensor over memory that is allocated and freed in place: its size when it was last seen, and the storage."""
 
@@ -46,11 +43,10 @@ class _Buffer:
 
 
 class StepRecorder(DispatchMode):
-    """A dispatch mode that fills ``recording`` with what runs inside `during`, until `close`.
+    """A dispatch mode that fills ``recording`` with what runs inside `recording_ops`, until `close`.
 
-    ``outside`` names what exists before the step, as far as that is known; ``is_outside`` tells it of a tensor that is
-    met for the first time. The storages of ``buffers`` are allocated and freed in place. Without ``keeps_saves``,
-    autograd's saves keep no storage alive; only forward passes can be run that way.
+    ``outside`` names what exists before the step, as far as that is known; ``is_outside`` decides it for a tensor that
+    is met for the first time. The storages of ``buffers`` are allocated and freed in place.
     """
 
     def __init__(
@@ -61,18 +57,18 @@ class StepRecorder(DispatchMode):
         is_outside: Callable[[Tensor], bool],
         *,
         buffers: Sequence[Tensor] = (),
-        keeps_saves: bool = True,
     ) -> None:
         super().__init__()
         self.recording = Recording()
         self._scopes = scopes
         self._device = device
         self._is_outside = is_outside
-        self._keeps_saves = keeps_saves
         self._fuses = fuses_on(device)
-        self._phase = Phase.FORWARD
+        self._phases = PhaseTracker()
+        self._saved_storages = SavedStorages()
         self._num_begun = 0
         self._num_calls: Counter[tuple[str, str]] = Counter()
+        self._storage_of_save: list[int | None] = []
         self._is_open = True
         scopes.position = lambda: len(self.recording.ops)
         scopes.is_forward = lambda: self._phase is Phase.FORWARD
@@ -95,19 +91,21 @@ class StepRecorder(DispatchMode):
             self.recording.outside.append(buffer)
 
     @contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:
-        """Record what runs inside the block as part of ``phase``."""
-        self._phase = phase
-        with ExitStack() as stack:
-            if phase is Phase.FORWARD:
-                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
-            stack.enter_context(self)
+    def recording_ops(self) -> Iterator[None]:
+        """Record what runs inside the block."""
+        with self._phases.tracked(), torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack), self:
             yield
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Take what runs from now on, outside of autograd's engine and optimizers, for part of ``phase``."""
+        self._phases.outer = phase
 
     def close(self) -> Recording:
         """End the recording: what is alive now outlives the step. Take all marks off what came from outside."""
+        self._note_program_deaths()
         self._is_open = False
         self.recording.module_calls = self._scopes.calls
+        self._saved_storages.clear()
         for tensor in self.recording.outside:
             _MARKS.remove(tensor.untyped_storage())
         return self.recording
@@ -121,6 +119,12 @@ class StepRecorder(DispatchMode):
         """Note that autograd let go of a save."""
         if self._is_open:
             self.recording.saves[number].released_after = self._num_begun - 1
+            self._saved_storages.release(self._storage_of_save[number])
+
+    def _note_program_deaths(self) -> None:
+        """Note which of the saved storages only autograd holds now: the program itself needs them no more."""
+        for number in self._saved_storages.take_those_held_by_saves_alone():
+            self.recording.left_after[number] = self._num_begun - 1
 
     # What runs.
 
@@ -145,6 +149,7 @@ class StepRecorder(DispatchMode):
         replay = _replay_of(rule, args, written)
         overwritten = set(rewrites) if rule.treatment is Treatment.OVERWRITE else set()
         inputs = tuple(dict.fromkeys(index for index in read if index is not None and index not in overwritten))
+        self._note_program_deaths()
         self._num_begun += 1
         try:
             result = op(*args, **kwargs)
@@ -153,13 +158,14 @@ class StepRecorder(DispatchMode):
             raise
         results = _new_contents(result, written)
         flops = flops_of(op, args, kwargs, result)
-        name = self._next_name(rule.name)
+        phase = self._phase
+        name = self._next_name(rule.name, phase)
         recording = self.recording
         fused = fused_facts_of(op, rule, args, kwargs, results, read) if self._fuses else None
         recording.facts.append(facts_of(op, rule, args, kwargs, results, flops, fused))
         recording.ops.append(
             RecordedOp(
-                module=self._module,
+                module=self._module_in(phase),
                 op=rule.name,
                 call=name.call,
                 inputs=inputs,
@@ -170,7 +176,7 @@ class StepRecorder(DispatchMode):
                 rewrites=rewrites,
                 flops=flops,
                 replay=replay,
-                phase=self._phase,
+                phase=phase,
                 hidden_writes=tuple(index for index in hidden_writes if index is not None),
                 has_gradients=torch.is_grad_enabled(),
             )
@@ -190,16 +196,20 @@ class StepRecorder(DispatchMode):
         return result
 
     @property
-    def _module(self) -> str | None:
-        # A checkpoint inside the model runs modules once more in the backward pass: that is backward's work.
-        return self._scopes.current if self._phase is Phase.FORWARD else None
+    def _phase(self) -> Phase:
+        # A module that differentiates inside its forward pass is in its forward pass all the time.
+        return Phase.FORWARD if self._scopes.is_in_forward else self._phases.phase
 
-    def _next_name(self, op: str) -> ValueName:
-        module = self._module
+    def _module_in(self, phase: Phase) -> str | None:
+        # A checkpoint inside the model runs modules once more in the backward pass: that is backward's work.
+        return self._scopes.current if phase is Phase.FORWARD else None
+
+    def _next_name(self, op: str, phase: Phase) -> ValueName:
+        module = self._module_in(phase)
         if module is None:
             # Parentheses keep these apart from any module's path.
-            module = "(loss)" if self._phase is Phase.FORWARD else f"({self._phase})"
-        if not torch.is_grad_enabled() and self._phase is Phase.FORWARD:
+            module = "(loss)" if phase is Phase.FORWARD else f"({phase})"
+        if not torch.is_grad_enabled() and phase is Phase.FORWARD:
             # The engine counts calls with gradients only.
             op = f"{op}{NO_GRADIENTS}"
         call = self._num_calls[module, op]
@@ -263,14 +273,15 @@ class StepRecorder(DispatchMode):
 
     def _begin_unseen_op(self) -> ValueName:
         self._num_begun += 1
-        return self._next_name(UNSEEN_OP)
+        return self._next_name(UNSEEN_OP, self._phase)
 
     def _end_unseen_op(self, name: ValueName, value: int) -> None:
+        phase = self._phase
         recording = self.recording
         recording.facts.append(NOTHING_KNOWN)
         recording.ops.append(
             RecordedOp(
-                module=self._module,
+                module=self._module_in(phase),
                 op=UNSEEN_OP,
                 call=name.call,
                 inputs=(),
@@ -278,7 +289,7 @@ class StepRecorder(DispatchMode):
                 rewrites=(),
                 flops=0,
                 replay=Replay.STATEFUL,
-                phase=self._phase,
+                phase=phase,
                 has_gradients=False,
             )
         )
@@ -304,21 +315,28 @@ class StepRecorder(DispatchMode):
     # What autograd saves.
 
     def _pack(self, tensor: Tensor) -> Any:
-        if not is_plain(tensor) or not is_strided(tensor):
+        # What a backward pass saves (of a double backward, of a checkpoint's second forward) is no forward value's.
+        if not is_plain(tensor) or not is_strided(tensor) or self._phase is not Phase.FORWARD:
             return tensor if tensor.is_leaf else tensor.detach()
         index = self._value_of(tensor)
         assert index is not None
         number = len(self.recording.saves)
-        self.recording.saves.append(SeenSave(index, self._num_begun, self._module))
-        kept = (tensor if tensor.is_leaf else plain_alias(tensor)) if self._keeps_saves else None
+        self.recording.saves.append(SeenSave(index, self._num_begun, self._module_in(Phase.FORWARD)))
+        value = self.recording.values[index]
+        if value.op_index is None:
+            # Whoever shards parameters gives them other memory in between, which an alias would not follow.
+            self._storage_of_save.append(None)
+            return SaveHandle(self, number, tensor if tensor.is_leaf else plain_alias(tensor))
+        kept = plain_alias(tensor)
+        self._storage_of_save.append(value.storage)
+        if value.storage not in self.recording.left_after:
+            self._saved_storages.add(value.storage, kept.untyped_storage())
         return SaveHandle(self, number, kept)
 
     def _unpack(self, packed: Any) -> Tensor:
         if not isinstance(packed, SaveHandle):
             assert isinstance(packed, Tensor)
             return packed
-        if packed.tensor is None:
-            raise NothingKeptError
         save = self.recording.saves[packed.number]
         if save.read_before is None and self._is_open:
             save.read_before = self._num_begun

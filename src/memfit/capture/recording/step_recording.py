@@ -1,8 +1,4 @@
-"""What one recorded run of a step left: its ops and values by number, when storages died, what autograd saved.
-
-Two recordings make a profile's values. One is of the whole step as it is; the other is of a forward pass in which
-autograd's saves kept nothing alive, and tells how long the program itself needs each storage.
-"""
+"""What one recorded run of a step left: its ops and values by number, when storages died, what autograd saved."""
 
 from __future__ import annotations
 
@@ -66,7 +62,10 @@ class OpFacts:
 
 @dataclass(slots=True)
 class Recording:
-    """One run of a step, as it is written. ``reads`` are the places in ``saves`` of those read, in that order."""
+    """One run of a step, as it is written. ``reads`` are the places in ``saves`` of those read, in that order.
+
+    ``left_after`` is after which op the program let go of a storage that autograd held longer.
+    """
 
     ops: list[RecordedOp] = field(default_factory=list)
     facts: list[OpFacts] = field(default_factory=list)
@@ -74,6 +73,7 @@ class Recording:
     saves: list[SeenSave] = field(default_factory=list)
     reads: list[int] = field(default_factory=list)
     died_after: dict[int, int] = field(default_factory=dict)
+    left_after: dict[int, int] = field(default_factory=dict)
     outside: list[torch.Tensor] = field(default_factory=list)
     num_storages: int = 0
     module_calls: tuple[ModuleCall, ...] = ()
@@ -81,15 +81,9 @@ class Recording:
     has_dtensors: bool = False
 
 
-def values_of(recording: Recording, natural: Recording | None) -> tuple[RecordedValue, ...]:
-    """Return the values of the whole step.
-
-    ``natural`` is the forward pass without saves. Where there is none, or where it took another way than the step (a
-    program may draw from a source that cannot be put back), storages count as needed for as long as they really lived.
-    """
-    died_after = dict(recording.died_after)
-    if natural is not None and _same_way(recording, natural):
-        died_after.update(natural.died_after)
+def values_of(recording: Recording) -> tuple[RecordedValue, ...]:
+    """Return the values of the step."""
+    died_after = recording.died_after | recording.left_after
     read_places = _read_places(recording)
     saves: dict[int, list[Save]] = {}
     for number, save in enumerate(recording.saves):
@@ -140,11 +134,3 @@ def _saving_op(save: SeenSave, ops: list[RecordedOp]) -> int | None:
 
 def _when_used(save: Save) -> tuple[int, int, int]:
     return save.read_before, save.read_place, save.released_after
-
-
-def _same_way(recording: Recording, natural: Recording) -> bool:
-    forward = [op for op in recording.ops if op.phase is Phase.FORWARD]
-    return len(forward) == len(natural.ops) and all(
-        (a.module, a.op, a.inputs, a.outputs, a.rewrites) == (b.module, b.op, b.inputs, b.outputs, b.rewrites)
-        for a, b in zip(forward, natural.ops, strict=True)
-    )

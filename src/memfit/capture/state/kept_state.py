@@ -9,9 +9,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memfit.capture.state.python_state import AttributeSnapshot
+from memfit.capture.state.reached_objects import ReachedObjects
 from memfit.capture.step_arguments import innermost_optimizer, optimizers_within
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.local_tensors import has_dtensor, is_dtensor
@@ -32,93 +34,145 @@ _COLLECTIVES = ("c10d.", "_c10d_functional.")
 class KeptState:
     """Puts back, after each run of a training step, everything that the step changes.
 
-    That is: gradients, the state of random number generators, the plain Python state that is reached from modules
-    (counters, caches, lists in objects in lists), and each tensor that the step writes: buffers, but also weights, the
-    batch, or tensors in closures. Which those are is found in the first run, and only they are copied, to host memory.
+    That is: gradients, the state of random number generators, the plain Python state that is reached from modules and
+    from the functions of the step (counters, caches, variables of closures), learning rate schedulers, gradient
+    scalers, and each tensor that the step writes: buffers, but also weights, the batch, or tensors in closures. Which
+    those are is found in the first run, and only they are copied, to host memory.
 
-    What an optimizer keeps for itself stays from run to run, since the step to be measured is one of many; it goes when
-    the block that `kept_optimizer` goes around ends.
+    What optimizers keep for themselves stays from run to run, since the step to be measured is one of many; it goes
+    when the block that `kept_optimizer` goes around ends. Where a step function steps optimizers several times, later
+    gradients depend on that state, and it is put back after each run too.
+
+    With kept gradients, each run but the first begins with the gradients of the first, filled with zeros.
     """
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
         self._leaves = _leaves_of(step)
-        self._writes: _FirstWrites | None = None
+        arguments = step.arguments
+        self._reached = ReachedObjects([step.model, arguments.loss, arguments.step, *optimizers_within(step.optimizer)])
+        self._optimizers = {id(optimizer): optimizer for optimizer in self._reached.optimizers}
+        self._optimizer_states: list[AttributeSnapshot] = []
+        self._writes: list[_FirstWrites] = []
         self._num_watched_runs = 0
+        self._num_runs_to_watch = num_warm_up_steps(step.model)
         self._attributes = AttributeSnapshot([])
         self._changes_attributes = False
+        self._kept_gradients: list[tuple[Tensor, Tensor]] = []
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Run a step, or several, inside the block."""
         gradients = [(leaf, leaf.grad) for leaf in self._leaves]
         contents = [(leaf, leaf.detach()) for leaf in self._leaves if is_strided(leaf) and not is_dtensor(leaf)]
-        attributes = self._attributes = AttributeSnapshot(map(vars, self._modules()))
+        attributes = self._attributes = self._snapshot()
+        bindings = self._reached.bindings()
         self._drop_gradients()
+        for leaf, kept_gradient in self._kept_gradients:
+            leaf.grad = kept_gradient.zero_()
         # Inside autocast, casts of weights are kept from pass to pass; each run is to make its own.
         torch.clear_autocast_cache()
         devices = sorted({leaf.device.index for leaf in self._leaves if leaf.device.type == "cuda"})
         try:
             with torch.random.fork_rng(devices=devices), _kept_random_state(), self._watching_writes():
                 yield
+            if self._step.arguments.gradients == "kept" and not self._kept_gradients:
+                self._keep_gradients()
         finally:
             for leaf, gradient in gradients:
                 leaf.grad = gradient
             for leaf, content in contents:
                 if leaf.untyped_storage() is not content.untyped_storage():
                     leaf.data = content
-            self._changes_attributes |= attributes.has_changed()
+            self._changes_attributes |= attributes.has_changed() or bindings.have_changed()
+            bindings.restore()
             attributes.restore()
-            if self._writes is not None:
-                self._writes.undo()
-                self._leaves += self._writes.take_leaves(known=self._leaves)
+            for writes in self._writes:
+                writes.undo()
+                self._leaves += writes.take_leaves(known=self._leaves)
 
     def begin_another(self) -> None:
-        """Begin one more step inside the block: without gradients, as training loops do, and with the same counters.
+        """Begin one more step inside the block: with the gradients that training loops have, and the same counters.
 
         A model that counts its steps may have room for so many only. Where the first step left all attributes as they
         were, which takes time to put back, they are left alone.
         """
-        self._drop_gradients()
+        if self._step.arguments.gradients == "fresh":
+            self._drop_gradients()
         if self._changes_attributes:
             self._attributes.restore()
 
-    def _modules(self) -> list[nn.Module]:
-        """Return the modules of the model, and those of the loss where it is one."""
-        loss = self._step.arguments.loss
-        return [*self._step.model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
+    def _snapshot(self) -> AttributeSnapshot:
+        modules = {id(module): module for module in (*self._step.model.modules(), *self._reached.modules)}
+        attributes = [*map(vars, modules.values()), *self._reached.holders]
+        for optimizer in self._optimizers.values():
+            attributes += [vars(optimizer), *_groups_of(optimizer)]
+        return AttributeSnapshot(attributes, but=[_state_of(optimizer) for optimizer in self._optimizers.values()])
 
     def _drop_gradients(self) -> None:
         for leaf in self._leaves:
             leaf.grad = None
 
+    def _keep_gradients(self) -> None:
+        leaves = [*self._leaves, *(leaf for writes in self._writes for leaf in writes.leaves)]
+        found = {id(leaf): (leaf, leaf.grad) for leaf in leaves if leaf.grad is not None}
+        self._kept_gradients = [(leaf, gradient) for leaf, gradient in found.values() if gradient is not None]
+
     @contextmanager
     def kept_optimizer(self) -> Iterator[None]:
-        """Run all steps inside the block: afterwards the optimizer knows of none of them."""
-        if self._step.optimizer is None:
-            yield
-            return
-        optimizer = innermost_optimizer(self._step.optimizer)
-        # All of it, however many parameters it is for.
-        wrappers = [vars(wrapper) for wrapper in optimizers_within(self._step.optimizer)]
-        everything = [*wrappers, *optimizer.param_groups, *optimizer.state.values()]
-        snapshot = AttributeSnapshot(everything)
+        """Run all steps inside the block: afterwards no optimizer knows of any of them."""
+        self._optimizer_states = [_snapshot_of_optimizer(optimizer) for optimizer in self._optimizers.values()]
         try:
             yield
         finally:
-            snapshot.restore()
+            for snapshot in self._optimizer_states:
+                snapshot.restore()
 
     @contextmanager
     def _watching_writes(self) -> Iterator[None]:
-        """Look for writes in the steps that warm up only: later ones may be timed."""
-        if self._num_watched_runs == num_warm_up_steps(self._step.model):
+        """Look for writes, and for optimizers, in the steps that warm up only: later ones may be timed."""
+        if self._num_watched_runs == self._num_runs_to_watch:
             yield
             return
         self._num_watched_runs += 1
-        self._writes = self._writes or _FirstWrites()
-        with self._writes:
-            yield
-        self._step.runs_collectives |= self._writes.met_collectives
+        if not self._writes:
+            self._writes.append(_FirstWrites())
+        writes = self._writes[-1]
+        num_steps = 0
+
+        def see(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            nonlocal num_steps
+            num_steps += 1
+            if id(optimizer) not in self._optimizers:
+                # One that only a hook or an object of an extension knows: its state is as it was, before its step.
+                self._optimizers[id(optimizer)] = optimizer
+                self._optimizer_states.append(_snapshot_of_optimizer(optimizer))
+
+        hook = register_optimizer_step_pre_hook(see)
+        try:
+            with writes:
+                yield
+        finally:
+            hook.remove()
+        self._step.runs_collectives |= writes.met_collectives
+        if len(self._writes) == 1 and num_steps > 1 and self._step.arguments.step is not None:
+            # The optimizers' state was made in this run; the next one writes it.
+            self._num_runs_to_watch += 1
+            self._writes.append(_FirstWrites())
+
+
+def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    return list(getattr(optimizer, "param_groups", ()))
+
+
+def _state_of(optimizer: Any) -> Any:
+    return getattr(optimizer, "state", None)
+
+
+def _snapshot_of_optimizer(optimizer: Any) -> AttributeSnapshot:
+    """Return a snapshot of all of the optimizer, however many parameters it is for."""
+    states = list(innermost_optimizer(optimizer).state.values())
+    return AttributeSnapshot([vars(optimizer), *_groups_of(optimizer), *states])
 
 
 def existed_before(tensor: Tensor) -> bool:
@@ -182,6 +236,11 @@ class _FirstWrites(DispatchMode):
             # FSDP2 frees the memory that it gathers parameters into, and allocates it anew.
             if tensor.untyped_storage().nbytes() == copy.numel():
                 tensor.copy_(copy)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The leaves that were met and not taken yet."""
+        return [leaf for leaf, _ in self._gradients.values()]
 
     def take_leaves(self, known: list[Tensor]) -> list[Tensor]:
         """Give the leaves met beside the ``known`` ones their gradients back, once, and return them."""

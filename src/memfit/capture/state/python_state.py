@@ -23,14 +23,17 @@ MOST_ARRAY_BYTES = 64 * 2**20
 
 
 class AttributeSnapshot:
-    """The entries of the mappings ``attributes``, and of all that is reached from there, as they are now."""
+    """The entries of the mappings and other objects ``attributes``, and of all that is reached from there, as they are.
 
-    def __init__(self, attributes: Iterable[dict[str, Any]]) -> None:
+    What is in ``but`` is left alone.
+    """
+
+    def __init__(self, attributes: Iterable[Any], but: Iterable[object] = ()) -> None:
         self._nodes: list[_Node] = []
         self._counts: dict[int, _Count] = {}
         self._kinds = _KindsByClass()
         self._num_array_bytes_left = MOST_ARRAY_BYTES
-        self._walk(list(attributes))
+        self._walk(list(attributes), set(map(id, but)))
 
     def has_changed(self) -> bool:
         """Return whether some entry is another object now, or holds others, or may have been drawn from."""
@@ -47,8 +50,8 @@ class AttributeSnapshot:
             if kind.has_changed(value, state):
                 kind.write(value, state)
 
-    def _walk(self, attributes: list[Any]) -> None:
-        seen = set(map(id, attributes))
+    def _walk(self, attributes: list[Any], left_alone: set[int]) -> None:
+        seen = set(map(id, attributes)) | left_alone
         level = self._kept(attributes, seen, most=sys.maxsize)
         num_left = MOST_OBJECTS
         while level:

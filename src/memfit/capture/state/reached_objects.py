@@ -1,0 +1,140 @@
+"""Finds what a step's functions reach: modules, optimizers, schedulers, gradient scalers, closures and globals."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import CellType, CodeType, FunctionType, GeneratorType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from memfit.capture.state.python_objects import kinds_of
+from memfit.errors import InvalidParameterError
+from memfit.runtime.torch_internals import DataLoaderIterator
+
+# The nearest objects are looked at, up to so many: a step that refers to its trainer refers to everything.
+_MOST_OBJECTS = 10_000
+_EMPTY = object()
+
+
+class ReachedObjects:
+    """What is reached from ``roots``: functions, modules, optimizers and other objects.
+
+    ``holders`` are the mappings, containers and objects whose content a step may change. ``optimizers`` includes
+    wrappers of optimizers.
+    """
+
+    def __init__(self, roots: Iterable[object]) -> None:
+        self.modules: list[nn.Module] = []
+        self.optimizers: list[Any] = []
+        self.holders: list[Any] = []
+        self._cells: list[CellType] = []
+        self._globals: dict[tuple[int, str], dict[str, Any]] = {}
+        self._seen: set[int] = set()
+        self._waiting: deque[Any] = deque(roots)
+        self._alive: list[Any] = []
+        while self._waiting and len(self._seen) < _MOST_OBJECTS:
+            self._visit(self._waiting.popleft())
+
+    def bindings(self) -> Bindings:
+        """Return what the variables of closures and the globals are bound to now."""
+        return Bindings(self._cells, [(namespace, name) for (_, name), namespace in self._globals.items()])
+
+    def _visit(self, value: Any) -> None:
+        if id(value) in self._seen or isinstance(value, (Tensor, type)):
+            return
+        self._seen.add(id(value))
+        # An id is another object's once this one is gone.
+        self._alive.append(value)
+        if isinstance(value, FunctionType):
+            self._visit_function(value)
+        elif isinstance(value, MethodType):
+            self._waiting.extend((value.__self__, value.__func__))
+        elif isinstance(value, functools.partial):
+            self._waiting.extend((value.func, *value.args, *value.keywords.values()))
+        elif isinstance(value, nn.Module):
+            self._visit_module(value)
+        elif isinstance(value, torch.optim.Optimizer):
+            self.optimizers.append(value)
+            self._waiting.extend(entry for name, entry in vars(value).items() if name not in ("state", "param_groups"))
+        elif isinstance(value, (LRScheduler, torch.amp.GradScaler)):
+            self.holders.append(vars(value))
+            self._waiting.extend(vars(value).values())
+        elif kinds_of(type(value)):
+            self.holders.append(value)
+            if isinstance(value, Mapping):
+                self._waiting.extend(value.values())
+            elif isinstance(value, (list, tuple, set, frozenset, deque)):
+                self._waiting.extend(value)
+            self._waiting.extend(getattr(value, "__dict__", {}).values())
+
+    def _visit_module(self, module: nn.Module) -> None:
+        self.modules.append(module)
+        for name, entry in vars(module).items():
+            if name == "_parameters":
+                for parameter in entry.values():
+                    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+                    self._waiting.extend(hooks.values())
+            elif name == "_modules" or not name.startswith("_"):
+                self._waiting.extend(entry.values() if name == "_modules" else (entry,))
+
+    def _visit_function(self, function: FunctionType) -> None:
+        if str(function.__module__).partition(".")[0] in ("torch", "memfit"):
+            return
+        for cell in function.__closure__ or ():
+            self._cells.append(cell)
+            self._visit_variable(_content_of(cell))
+        self._waiting.extend((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))
+        namespace = function.__globals__
+        for name in _names_in(function.__code__):
+            if name in namespace:
+                self._globals[id(namespace), name] = namespace
+                self._visit_variable(namespace[name])
+
+    def _visit_variable(self, value: Any) -> None:
+        if isinstance(value, (GeneratorType, DataLoaderIterator)):
+            raise InvalidParameterError(
+                f"step= or loss= refers to a {type(value).__name__}, which cannot be put back to where it was: draw "
+                "the batch before, pass it as batch=, and let the function take it as its argument"
+            )
+        self._waiting.append(value)
+
+
+class Bindings:
+    """What the variables of closures and some globals are bound to."""
+
+    def __init__(self, cells: Iterable[CellType], names: Iterable[tuple[dict[str, Any], str]]) -> None:
+        self._cells = [(cell, _content_of(cell)) for cell in cells]
+        self._globals = [(namespace, name, namespace.get(name, _EMPTY)) for namespace, name in names]
+
+    def have_changed(self) -> bool:
+        """Return whether one of them is bound to another object now."""
+        return any(_content_of(cell) is not content for cell, content in self._cells) or any(
+            namespace.get(name, _EMPTY) is not value for namespace, name, value in self._globals
+        )
+
+    def restore(self) -> None:
+        """Bind them to the same objects again."""
+        for cell, content in self._cells:
+            if content is not _EMPTY:
+                cell.cell_contents = content
+        for namespace, name, value in self._globals:
+            if value is not _EMPTY:
+                namespace[name] = value
+
+
+def _content_of(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in ``code`` and in the functions that are defined in it."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
