@@ -92,5 +92,5 @@ def test_a_step_that_raises_leaves_the_optimizer_as_it_was() -> None:
 
 
 def test_an_optimizer_of_another_kind_is_refused() -> None:
-    with pytest.raises(memfit.InvalidParameterError, match=r"optimizer is a torch.optim.Optimizer or None, got str"):
+    with pytest.raises(memfit.InvalidParameterError, match=r"optimizer is a torch.optim.Optimizer, .* got str"):
         memfit.profile(nn.Linear(2, 2), torch.ones(1, 2), optimizer="adam")

@@ -166,7 +166,7 @@ def _warn_of_other_inputs(plan: Plan, trials: Trials) -> None:
     difference = difference_in_words(plan.inputs, trials.inputs) if plan.inputs else None
     if difference is not None:
         # At whoever called verify().
-        warn_of_other_inputs(difference, stacklevel=4)
+        warn_of_other_inputs(difference, stacklevel=5)
 
 
 def _quartiles(numbers: Sequence[float]) -> Quartiles:
