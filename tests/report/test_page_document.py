@@ -14,11 +14,12 @@ from tests.planning.step_builder import StepBuilder
 from tests.report.planned_steps import point_recomputing
 
 from memfit.errors import InvalidParameterError
-from memfit.graph.model_profile import Link, ModelProfile
+from memfit.graph.model_profile import Link, ModelProfile, Phase
 from memfit.graph.plan import Decision, FrontierPoint
 from memfit.planning.planner import frontier
 from memfit.planning.simulate.simulator import simulate
 from memfit.planning.step import Step
+from memfit.report.memory_kinds import memory_kinds
 from memfit.report.page import page_text
 from memfit.report.page_data import Mark, ReportData
 from memfit.report.page_document import MOST_LIVE_MODULES, MOST_TIMELINE_POINTS, page_document
@@ -241,3 +242,22 @@ def test_a_model_without_blocks_has_saving_everything_as_its_only_mark() -> None
     (y,) = b.op("act", "tanh", [b.batch(8)], 30, saves_outputs=[0])
     b.op(None, "sum", [y], 4)
     assert [mark.label for mark in strategy_marks(b.finish("no-blocks"))] == ["save everything"]
+
+
+def test_the_memory_is_divided_into_kinds_that_no_plan_changes() -> None:
+    b = StepBuilder()
+    x = b.batch(64)
+    (x,) = b.op("layer", "mm", [x], 100, saves_outputs=[0])
+    profile = b.finish("kinds")
+    ops, values = len(profile.ops), list(profile.values)
+    weight = replace(values[0], name="layer.weight", storage=90, num_bytes=40)
+    state = replace(values[0], name="optimizer state#0", storage=91, num_bytes=80)
+    batch = replace(values[0], name="batch#0")
+    backward = next(index for index, op in enumerate(profile.ops) if op.phase is Phase.BACKWARD)
+    gradient = replace(
+        values[-1], name="gradient", storage=92, num_bytes=40, op_index=backward, dies_after=None, saves=()
+    )
+    kinds = memory_kinds(replace(profile, values=(batch, *values[1:], weight, state, gradient)))
+    assert (kinds.weights, kinds.batch) == (40, 64)
+    assert kinds.optimizer_state == [80] * ops
+    assert kinds.gradients[: backward + 1] == [0] * backward + [40]

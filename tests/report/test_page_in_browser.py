@@ -16,6 +16,7 @@ from tests.report.test_page_document import index_of, two_blocks
 
 from memfit.graph.model_profile import Link
 from memfit.graph.plan import Decision
+from memfit.graph.plan_file import plan_text
 from memfit.planning.planner import frontier
 from memfit.planning.step import Step
 from memfit.report.page import write_page
@@ -48,6 +49,14 @@ def report() -> ReportData:
 def address(report: ReportData, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("page") / "page.html"
     write_page(path, report)
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def offloading_address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    profile = replace(gpt(num_blocks=2), link=Link(50e9, 40e9, 1e-5, 64 * 2**30))
+    path = tmp_path_factory.mktemp("offloading") / "page.html"
+    write_page(path, ReportData(profile, frontier(profile, points=4, host_budget="auto")))
     return path.as_uri()
 
 
@@ -100,6 +109,104 @@ def test_a_plan_can_be_opened_by_its_address_and_by_its_point(tab: Tab, report: 
     assert tab.evaluate("document.activeElement.dataset.place") == "2"
 
 
+def test_the_address_carries_the_budget(tab: Tab, report: ReportData, address: str) -> None:
+    entries = page_document(report)["points"]
+    tab.open(f"{address}#budget={entries[4]['peak_bytes'] + 1}")
+    check_shown(tab, entries[4])
+    tab.evaluate("document.getElementById('budget').focus()")
+    tab.press(*ARROW_RIGHT)
+    assert tab.evaluate("location.hash") == f"#budget={entries[5]['peak_bytes']}"
+    tab.open(f"{address}#budget=1")
+    check_shown(tab, entries[0])
+
+
+def test_the_plan_of_the_sliders_position_is_shown_as_code_and_can_be_downloaded(
+    tab: Tab, report: ReportData, address: str
+) -> None:
+    place = 3
+    plan = sorted(report.points, key=lambda point: point.peak_bytes)[place].plan
+    tab.open(f"{address}#point={place}")
+    code = tab.evaluate("document.getElementById('code').textContent")
+    assert f"memfit.fit(model, batch, budget={plan.predicted_peak_bytes})" in code
+    report_data = "JSON.parse(document.getElementById('report-data').textContent)"
+    assert tab.evaluate(f"planText({report_data}, {place})") == plan_text(plan)
+    tab.evaluate("URL.createObjectURL = (blob) => { window.saved = blob; return 'data:,'; }")
+    tab.evaluate(f"downloadPlan({report_data}, {place})")
+    assert tab.evaluate("window.saved.text()") == plan_text(plan)
+    assert tab.problems == []
+
+
+def test_the_capacity_is_a_line_and_measurements_have_their_quartiles(
+    tab: Tab, report: ReportData, tmp_path: Path
+) -> None:
+    profile = replace(report.profile, device_bytes=int(1.2 * report.points[0].peak_bytes))
+    marks = [Mark("torch: every block", 10 * 2**30, 0.2, is_measured=True, overhead_quartiles=(0.15, 0.25))]
+    path = tmp_path / "page.html"
+    write_page(path, replace(report, profile=profile, marks=marks))
+    tab.open(path.as_uri())
+    assert tab.evaluate("document.querySelectorAll('.capacity-line').length") == 1
+    assert "has" in tab.evaluate("document.querySelector('.capacity-label').textContent")
+    assert tab.evaluate("document.querySelectorAll('#curve .quartiles').length") == 1
+    tab.evaluate("document.querySelector('#curve .mark.measured').focus()")
+    assert "25th to 75th percentile +15 % to +25 %" in tab.evaluate("document.querySelector('.tip').textContent")
+    write_page(path, replace(report, profile=replace(profile, device_bytes=10 * report.points[0].peak_bytes)))
+    tab.open(path.as_uri())
+    assert tab.evaluate("document.querySelectorAll('.capacity-line').length") == 0
+
+
+def test_the_timeline_is_stacked_and_names_what_is_live_at_an_op(tab: Tab, report: ReportData, address: str) -> None:
+    document = page_document(report)
+    tab.open(address)
+    kinds = "[...document.querySelectorAll('#timeline path[class^=kind-]')].map(path => path.getAttribute('class'))"
+    assert tab.evaluate(kinds) == [
+        "kind-weights",
+        "kind-batch",
+        "kind-optimizer",
+        "kind-gradients",
+        "kind-activations",
+    ]
+    tab.evaluate(
+        "(() => { const svg = document.querySelector('#timeline svg');"
+        " const box = svg.getBoundingClientRect();"
+        " const clientX = box.left + box.width / 2;"
+        " svg.dispatchEvent(new PointerEvent('pointermove', { clientX })); })()"
+    )
+    tip = tab.evaluate("document.querySelector('#timeline .tip').textContent")
+    assert "weights" in tip
+    assert "activations and workspaces" in tip
+    samples = document["points"][document["selected"]]["live_samples"]
+    assert any(f"live at op {op}:" in tip and names[0][0] in tip for op, names in samples)
+
+
+def test_many_blocks_are_folded_by_kind_and_all_can_be_shown(tab: Tab, tmp_path: Path) -> None:
+    profile = gpt(num_blocks=48)
+    path = tmp_path / "page.html"
+    data = ReportData(profile, [point_recomputing(profile, set())])
+    write_page(path, data)
+    tab.open(path.as_uri())
+    labels = "[...document.querySelectorAll('#blocks-body th')].map(head => head.textContent)"
+    assert tab.evaluate(labels) == ["blocks.0 – 47 (48 blocks)", "outside the blocks"]
+    (row, _) = shown_blocks(tab)
+    assert row[0] == sum(entry[0] for entry in page_document(data)["points"][0]["blocks"][:48])
+    tab.evaluate("document.getElementById('blocks-fold').click()")
+    assert len(tab.evaluate(labels)) == 49
+    assert shown_blocks(tab) == [entry[:3] for entry in page_document(data)["points"][0]["blocks"]]
+    assert tab.evaluate("document.getElementById('blocks-fold').textContent") == "Fold equal blocks"
+
+
+def test_no_two_labels_of_the_chart_collide(tab: Tab, report: ReportData, address: str) -> None:
+    tab.open(address)
+    assert (
+        tab.evaluate(
+            "(() => { const boxes = [...document.querySelectorAll('#curve .mark-label')].map(text =>"
+            " text.getBoundingClientRect()); return boxes.some((one, index) => boxes.slice(index + 1).some(other =>"
+            " one.left < other.right && other.left < one.right"
+            " && one.top < other.bottom && other.top < one.bottom)); })()"
+        )
+        is False
+    )
+
+
 def test_every_mark_says_its_numbers_when_focused(tab: Tab, report: ReportData, address: str) -> None:
     tab.open(address)
     assert tab.evaluate("document.querySelectorAll('#curve .mark').length") == len(report.marks)
@@ -143,11 +250,8 @@ def test_what_is_offloaded_has_its_figure_its_words_and_its_counts(tab: Tab, tmp
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
-def test_the_figures_have_room_beside_one_another(tab: Tab, tmp_path: Path, width: int) -> None:
-    profile = replace(gpt(num_blocks=6), link=Link(50e9, 40e9, 1e-5, 64 * 2**30))
-    path = tmp_path / "page.html"
-    write_page(path, ReportData(profile, frontier(profile, points=4, host_budget="auto")))
-    tab.open(f"{path.as_uri()}#point=1", width=width)
+def test_the_figures_have_room_beside_one_another(tab: Tab, offloading_address: str, width: int) -> None:
+    tab.open(f"{offloading_address}#point=1", width=width)
     figures = "[...document.querySelectorAll('.figures dd')]"
     assert tab.evaluate(f"{figures}.every(figure => figure.textContent.length >= 4)")
     assert tab.evaluate(f"{figures}.every(figure => figure.scrollWidth <= figure.clientWidth)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,9 +13,11 @@ import numpy as np
 from memfit.errors import InvalidParameterError
 from memfit.graph.names import is_within, parse_value_name
 from memfit.graph.plan import FrontierPoint
+from memfit.graph.plan_file import plan_text
 from memfit.planning.simulate.simulator import simulated
 from memfit.planning.simulate.walk import LiveBytes
 from memfit.planning.step import Bytes, Step
+from memfit.report.memory_kinds import memory_kinds, named_samples
 from memfit.report.page_data import ReportData
 from memfit.report.plan_effect import bytes_by_block, plan_effect
 
@@ -34,12 +38,15 @@ def page_document(data: ReportData) -> dict[str, Any]:
         "budget_bytes": data.budget_bytes,
         "selected": _selected(data, points),
         "blocks": blocks.labels,
+        "block_kinds": blocks.kinds,
         "values": _value_columns(step, blocks.of_value),
         "timeline": {
             "first_ops": first_ops,
             "phases": _phases(step),
             "plain_bytes": _downsampled(simulated(step, set()).timeline_bytes, first_ops),
+            "kinds": _kinds(data, first_ops),
         },
+        "plans": _packed([plan_text(point.plan) for point in points]),
         "points": [_point_entry(step, point, blocks, first_ops) for point in points],
         "marks": [
             {
@@ -48,6 +55,7 @@ def page_document(data: ReportData) -> dict[str, Any]:
                 "overhead": mark.overhead,
                 "is_measured": mark.is_measured,
                 "note": mark.note,
+                "overhead_quartiles": None if mark.overhead_quartiles is None else list(mark.overhead_quartiles),
             }
             for mark in data.marks
         ],
@@ -103,6 +111,8 @@ class _BlockTable:
     def __init__(self, step: Step) -> None:
         paths = [block.path for block in step.profile.blocks]
         self.labels = [*paths, "outside the blocks"]
+        # Blocks of one list of modules are of one kind.
+        self.kinds = [*(path.rpartition(".")[0] for path in paths), "outside the blocks"]
         block_of_module: dict[str, int] = {}
         self.of_value: list[int] = []
         for index in step.plannable:
@@ -150,6 +160,31 @@ def _bucket_starts(num_ops: int) -> list[int]:
     return list(range(0, num_ops, ops_per_point))
 
 
+def _kinds(data: ReportData, first_ops: list[int]) -> dict[str, Any]:
+    kinds = memory_kinds(data.profile)
+    return {
+        "weights": kinds.weights,
+        "batch": kinds.batch,
+        "optimizer_state": [kinds.optimizer_state[op] for op in first_ops],
+        "gradients": [kinds.gradients[op] for op in first_ops],
+    }
+
+
+def _packed(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the ``texts`` compressed, for the page to unpack when one is downloaded.
+
+    Plans of one step differ in few lines. Their lines stand side by side, aligned at the end, so that equal ones are
+    near enough for the compression to find them.
+    """
+    lines = [text.split("\n") for text in texts]
+    most = max(map(len, lines))
+    padded = [[""] * (most - len(each)) + each for each in lines]
+    columns = "\n".join(line for column in zip(*padded, strict=True) for line in column)
+    # What is not Unicode, a module's name may hold it, becomes an escape that JSON reads.
+    packed = zlib.compress(columns.encode(errors="backslashreplace"), 9)
+    return {"num_lines": [len(each) for each in lines], "packed": base64.b64encode(packed).decode("ascii")}
+
+
 def _downsampled(timeline_bytes: Bytes, first_ops: list[int]) -> list[int]:
     """Return the most that is live in each bucket of ops, so that no peak is lost."""
     if not first_ops:
@@ -179,4 +214,9 @@ def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_op
         "num_live_modules": len(live),
         "live_at_peak": [[entry.module, entry.num_bytes] for entry in live[:MOST_LIVE_MODULES]],
         "other_live_bytes": sum(entry.num_bytes for entry in live[MOST_LIVE_MODULES:]),
+        "live_samples": [
+            [op_index, [[module, num_bytes] for module, num_bytes in live_there]]
+            for op_index, live_there in named_samples(step, point.plan)
+        ],
+        "optimality_gap": point.plan.optimality_gap,
     }

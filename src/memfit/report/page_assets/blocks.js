@@ -23,11 +23,51 @@ function prepareBlocks(report) {
   );
 }
 
-function drawBlocks(report, point) {
+// With more, neighbours of one kind that hold the same are one row.
+const MOST_UNFOLDED_BLOCKS = 12;
+
+function foldedBlocks(report, point) {
+  const groups = [];
+  report.blocks.forEach((_, index) => {
+    const last = groups[groups.length - 1];
+    const isSame = last && report.block_kinds[last[0]] === report.block_kinds[index] && String(point.blocks[last[0]]) === String(point.blocks[index]);
+    if (isSame) last.push(index);
+    else groups.push([index]);
+  });
+  return groups;
+}
+
+function labelOf(report, group) {
+  const [first, last] = [report.blocks[group[0]], report.blocks[group[group.length - 1]]];
+  if (group.length === 1) return first;
+  return `${first} – ${last.slice(last.lastIndexOf(".") + 1)} (${group.length} blocks)`;
+}
+
+function setUpFolding(report, redraw) {
+  const button = byId("blocks-fold");
+  const view = { isFolded: report.blocks.length > MOST_UNFOLDED_BLOCKS };
+  button.hidden = !view.isFolded;
+  const show = () => {
+    button.textContent = view.isFolded ? `Show all ${report.blocks.length - 1} blocks` : "Fold equal blocks";
+  };
+  button.addEventListener("click", () => {
+    view.isFolded = !view.isFolded;
+    show();
+    redraw();
+  });
+  show();
+  return view;
+}
+
+function drawBlocks(report, point, isFolded) {
   const outcomes = shownOutcomes(report);
   const counts = countsByBlock(report, point);
   const widest = Math.max(1, ...report.points.flatMap((other) => other.blocks.map((row) => row.reduce((a, b) => a + b, 0))));
-  const rows = report.blocks.map((label, index) => blockRow(outcomes, label, point.blocks[index], counts[index], widest));
+  const groups = isFolded ? foldedBlocks(report, point) : report.blocks.map((_, index) => [index]);
+  const sum = (rows) => OUTCOMES.map((_, place) => rows.reduce((total, row) => total + row[place], 0));
+  const rows = groups.map((group) =>
+    blockRow(outcomes, labelOf(report, group), sum(group.map((index) => point.blocks[index])), sum(group.map((index) => counts[index])), widest * Math.max(...groups.map((other) => other.length))),
+  );
   byId("blocks-body").replaceChildren(...rows);
   const totals = OUTCOMES.map((_, place) => point.blocks.reduce((sum, row) => sum + row[place], 0));
   byId("blocks-total").replaceChildren(

@@ -10,7 +10,7 @@ function drawCurveLegend(report) {
   const diamond = shape("path", { d: DIAMOND, transform: "translate(11,6)", style: "fill:var(--panel);stroke:var(--muted);stroke-width:1.6" });
   if (report.marks.some((mark) => !mark.is_measured)) legend.append(legendEntry("whole blocks recomputed, predicted", diamond));
   const disc = shape("circle", { cx: 11, cy: 6, r: 4.5, style: "fill:var(--measured)" });
-  if (report.marks.some((mark) => mark.is_measured)) legend.append(legendEntry("measured", disc));
+  if (report.marks.some((mark) => mark.is_measured)) legend.append(legendEntry("measured, with its 25th to 75th percentile", disc));
 }
 
 function drawCurve(report, selected, select) {
@@ -19,8 +19,12 @@ function drawCurve(report, selected, select) {
   const { svg, width, height } = newChart(holder, "Peak memory against slowdown", (w) => Math.max(280, Math.min(400, w * 0.45)));
   const frame = { left: 52, right: width - 14, top: 46, bottom: height - 46 };
   const all = [...report.points, ...report.marks];
-  const peaks = all.map((entry) => entry.peak_bytes).concat(report.budget_bytes ?? []);
-  const overheads = all.map((entry) => entry.overhead);
+  // The device's capacity belongs to the picture where it is near.
+  const capacity = report.profile.device_bytes;
+  const largest = Math.max(...all.map((entry) => entry.peak_bytes), report.budget_bytes ?? 0);
+  const showsCapacity = capacity !== null && capacity <= 1.5 * largest;
+  const peaks = all.map((entry) => entry.peak_bytes).concat(report.budget_bytes ?? [], showsCapacity ? capacity : []);
+  const overheads = all.flatMap((entry) => [entry.overhead, ...(entry.overhead_quartiles ?? [])]);
   const [least, most] = [Math.min(...peaks), Math.max(...peaks)];
   const margin = 0.05 * (most - least || most);
   const xDomain = [least < 0.3 * most ? 0 : least - margin, most + margin];
@@ -43,11 +47,28 @@ function drawCurve(report, selected, select) {
       shape("text", { x: left, y: frame.top - 4, "text-anchor": left > width - 80 ? "end" : "middle" }, `budget ${bytesText(report.budget_bytes)}`),
     );
   }
-  const boxes = places.map(([left, top]) => [left - 7, top - 7, left + 7, top + 7]);
+  const boxes = [];
+  if (showsCapacity) {
+    const left = x(capacity);
+    const isNearBudget = report.budget_bytes !== null && Math.abs(left - x(report.budget_bytes)) < 150;
+    const text = `${report.profile.device} has ${bytesText(capacity)}`;
+    const top = frame.top - (isNearBudget ? 20 : 4);
+    svg.append(
+      shape("line", { class: "capacity-line", x1: left, x2: left, y1: frame.top, y2: frame.bottom }),
+      shape("text", { class: "capacity-label", x: left, y: top, "text-anchor": left > width - 120 ? "end" : "middle" }, text),
+    );
+    boxes.push([left - 3, frame.top, left + 3, frame.bottom]);
+  }
+  places.forEach(([left, top]) => boxes.push([left - 7, top - 7, left + 7, top + 7]));
+  // Labels keep off the line, too.
+  places.slice(1).forEach(([right, bottom], index) => {
+    const [left, top] = places[index];
+    for (let part = 1; part < 6; part += 1) boxes.push(boxAround(left + ((right - left) * part) / 6, top + ((bottom - top) * part) / 6, 3));
+  });
   report.marks.forEach((mark) => boxes.push(boxAround(x(mark.peak_bytes), y(mark.overhead), 7)));
   if (width >= 560) report.marks.forEach((mark) => labelMark(svg, frame, boxes, mark, x(mark.peak_bytes), y(mark.overhead)));
   report.points.forEach((point, index) => drawPoint(holder, svg, report, index, places[index], index === selected, select));
-  report.marks.forEach((mark) => drawMark(holder, svg, mark, x(mark.peak_bytes), y(mark.overhead)));
+  report.marks.forEach((mark) => drawMark(holder, svg, mark, x(mark.peak_bytes), y(mark.overhead), y));
   if (focused) holder.querySelector(`[data-place="${focused}"]`)?.focus();
 }
 
@@ -74,8 +95,13 @@ function drawPoint(holder, svg, report, index, [left, top], isSelected, select) 
   svg.append(dot);
 }
 
-function drawMark(holder, svg, mark, left, top) {
+function drawMark(holder, svg, mark, left, top, y) {
+  if (mark.overhead_quartiles) {
+    const [low, high] = mark.overhead_quartiles;
+    svg.append(shape("line", { class: "quartiles", x1: left, x2: left, y1: y(low), y2: y(high) }));
+  }
   const lines = [`${bytesText(mark.peak_bytes)} peak (${exactBytesText(mark.peak_bytes)})`, `${slowerText(mark.overhead)} time, ${mark.is_measured ? "measured" : "predicted"}`];
+  if (mark.overhead_quartiles) lines.push(`25th to 75th percentile ${mark.overhead_quartiles.map(slowerText).join(" to ")}`);
   if (mark.note) lines.push(mark.note);
   const attributes = { tabindex: 0, role: "img", "aria-label": `${mark.label}: ${lines.join(", ")}` };
   const sign = mark.is_measured

@@ -1,4 +1,4 @@
-// Builds the page, and redraws it when another budget is chosen. `#point=3` in the address opens on a plan.
+// Builds the page, and redraws it when another budget is chosen. `#budget=12000000` in the address opens on a plan.
 
 // What was measured, which a GPU's allocator may count as more than the timeline has; a profile made by hand has none.
 function plainPeak(report) {
@@ -61,6 +61,11 @@ function start() {
   drawTimelineLegend();
   listAllPoints(report);
   prepareBlocks(report);
+  const folding = setUpFolding(report, () => {
+    const point = report.points[state.selected];
+    drawBlocks(report, point, folding.isFolded);
+  });
+  byId("download").addEventListener("click", () => downloadPlan(report, state.selected));
 
   function drawCharts() {
     const point = report.points[state.selected];
@@ -79,7 +84,9 @@ function start() {
     state.selected = Math.max(0, Math.min(report.points.length - 1, index));
     const point = report.points[state.selected];
     slider.value = state.selected;
-    writeFigures(report, point, drawBlocks(report, point));
+    writeFigures(report, point, drawBlocks(report, point, folding.isFolded));
+    writeCode(report, point);
+    history.replaceState(null, "", `#budget=${point.peak_bytes}`);
     describePeak(report, point);
     drawLive();
     drawCharts();
@@ -87,8 +94,9 @@ function start() {
   }
 
   function selectFromAddress() {
-    const asked = /^#point=(\d+)$/.exec(location.hash);
-    select(asked ? Number(asked[1]) : state.selected);
+    const [, kind, number] = /^#(point|budget)=(\d+)$/.exec(location.hash) ?? [];
+    if (kind === "budget") select(fastestWithin(report, Number(number)));
+    else select(kind ? Number(number) : state.selected);
   }
 
   slider.max = report.points.length - 1;
@@ -97,6 +105,37 @@ function start() {
   new ResizeObserver(drawCharts).observe(document.querySelector("main"));
   setUpTheme();
   selectFromAddress();
+}
+
+// The fastest plan that keeps to a budget; the smallest one where none does.
+function fastestWithin(report, budgetBytes) {
+  return Math.max(0, report.points.findLastIndex((point) => point.peak_bytes <= budgetBytes));
+}
+
+function writeCode(report, point) {
+  byId("code").textContent = [
+    "plan = memfit.Plan.load(\"plan.json\")  # the plan of the slider's position",
+    "memfit.apply(model, plan)",
+    "",
+    "# or plan for this budget again:",
+    `memfit.fit(model, batch, budget=${point.peak_bytes}${point.host_bytes ? `, host_budget=${point.host_bytes}` : ""})`,
+  ].join("\n");
+}
+
+// The lines of all plans stand side by side, aligned at the end.
+async function planText(report, place) {
+  const { num_lines: numLines, packed } = report.plans;
+  const compressed = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
+  const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const lines = (await new Response(stream).text()).split("\n");
+  return lines.filter((_, index) => index % numLines.length === place).slice(-numLines[place]).join("\n");
+}
+
+async function downloadPlan(report, place) {
+  const address = URL.createObjectURL(new Blob([await planText(report, place)], { type: "application/json" }));
+  const link = element("a", { href: address, download: "plan.json" });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
 function setUpTheme() {

@@ -1,12 +1,36 @@
 // The memory of the step from its first op to its last, with the peak and what is live there.
 
 const FIRST_LIVE_MODULES = 9;
+// From the bottom up. What is above the others is activations, and what ops take while they run.
+const KINDS = [
+  { name: "weights", word: "weights" },
+  { name: "batch", word: "batch" },
+  { name: "optimizer", word: "optimizer state" },
+  { name: "gradients", word: "gradients" },
+  { name: "activations", word: "activations and workspaces" },
+];
+
+// The upper edge of each kind in each bucket; no edge is above what is in use there.
+function stackedBytes(report, point) {
+  const { weights, batch, optimizer_state: optimizer, gradients } = report.timeline.kinds;
+  const parts = [point.timeline_bytes.map(() => weights), point.timeline_bytes.map(() => batch), optimizer, gradients];
+  const edges = [];
+  let below = point.timeline_bytes.map(() => 0);
+  for (const part of parts) {
+    below = below.map((bytes, bucket) => Math.min(bytes + part[bucket], point.timeline_bytes[bucket]));
+    edges.push(below);
+  }
+  edges.push(point.timeline_bytes);
+  return edges;
+}
 
 function drawTimelineLegend() {
   const planLine = shape("line", { x1: 0, x2: 22, y1: 6, y2: 6, style: "stroke:var(--saved);stroke-width:2" });
   const plainLine = shape("line", { x1: 0, x2: 22, y1: 6, y2: 6, style: "stroke:var(--plain);stroke-width:1.5" });
   const dot = shape("circle", { cx: 11, cy: 6, r: 4.5, style: "fill:var(--recomputed)" });
-  byId("timeline-legend").append(legendEntry("this plan", planLine), legendEntry("everything saved", plainLine), legendEntry("peak", dot));
+  const area = (name) => shape("rect", { width: 22, height: 12, rx: 2, class: `kind-${name}` });
+  const kinds = KINDS.map(({ name, word }) => legendEntry(word, area(name)));
+  byId("timeline-legend").append(legendEntry("this plan", planLine), legendEntry("everything saved", plainLine), legendEntry("peak", dot), ...kinds);
 }
 
 function drawTimeline(report, point) {
@@ -24,13 +48,15 @@ function drawTimeline(report, point) {
   drawPhases(svg, frame, x, phases, numOps);
 
   const line = (allBytes) => pathThrough(allBytes.map((numBytes, index) => [x(firstOps[index]), y(numBytes)]));
-  const right = x(firstOps[firstOps.length - 1] ?? 0).toFixed(1);
+  let below = point.timeline_bytes.map(() => 0);
+  stackedBytes(report, point).forEach((edge, place) => {
+    const back = pathThrough(below.map((numBytes, index) => [x(firstOps[index]), y(numBytes)]).reverse()).replace(/^M/, "L");
+    svg.append(shape("path", { class: `kind-${KINDS[place].name}`, "data-bytes": Math.max(...edge, 0), d: edge.length ? `${line(edge)}${back}Z` : "" }));
+    below = edge;
+  });
   svg.append(
-    shape("path", { class: "plan-area", d: `${line(point.timeline_bytes)}L${right},${frame.bottom}L${frame.left},${frame.bottom}Z` }),
     shape("path", { class: "plain-line", d: line(plainBytes) }),
     shape("path", { class: "plan-line", d: line(point.timeline_bytes) }),
-    shape("line", { class: "resident", x1: frame.left, x2: frame.right, y1: y(report.profile.resident_bytes), y2: y(report.profile.resident_bytes) }),
-    shape("text", { x: frame.right, y: y(report.profile.resident_bytes) - 5, "text-anchor": "end" }, "weights, optimizer state and batch"),
   );
   drawPeak(svg, frame, x, y, report, point);
   followPointer(holder, svg, frame, x, y, report, point);
@@ -67,13 +93,26 @@ function followPointer(holder, svg, frame, x, y, report, point) {
     if (bucket < 0) return;
     const at = x(firstOps[bucket]);
     fill(cursor, { x1: at, x2: at, visibility: "visible" }, []);
-    const lines = [`${bytesText(point.timeline_bytes[bucket])} with this plan`, `${bytesText(plainBytes[bucket])} with everything saved`];
+    const edges = stackedBytes(report, point);
+    const parts = KINDS.map(({ word }, place) => [word, edges[place][bucket] - (place ? edges[place - 1][bucket] : 0)]);
+    const lines = [
+      `${bytesText(point.timeline_bytes[bucket])} with this plan, ${bytesText(plainBytes[bucket])} with everything saved`,
+      ...parts.filter(([, numBytes]) => numBytes > 0).map(([word, numBytes]) => `${bytesText(numBytes)} ${word}`),
+      ...namedNear(point, firstOps[bucket]),
+    ];
     showTip(holder, at, y(point.timeline_bytes[bucket]), `op ${firstOps[bucket].toLocaleString("en")}`, lines);
   });
   svg.addEventListener("pointerleave", () => {
     cursor.setAttribute("visibility", "hidden");
     hideTip(holder);
   });
+}
+
+// The largest of what is live at the nearest op for which that is known.
+function namedNear(point, opIndex) {
+  const near = point.live_samples.reduce((best, sample) => (!best || Math.abs(sample[0] - opIndex) < Math.abs(best[0] - opIndex) ? sample : best), null);
+  if (!near) return [];
+  return [`live at op ${near[0].toLocaleString("en")}:`, ...near[1].map(([module, numBytes]) => `${bytesText(numBytes)} ${module || "(the model itself)"}`)];
 }
 
 function describePeak(report, point) {
