@@ -40,7 +40,8 @@ class Verification:
     """The plain and the planned step, run in interleaved rounds from the same state.
 
     ``gradients_equal`` is whether all gradients have the same bits, ``max_gradient_error`` the largest difference
-    relative to the largest plain gradient of the same tensor, over all tensors. ``plain_reproducible`` is whether the
+    relative to the largest plain gradient of the same tensor, over all tensors, ``num_gradients`` how many gradients
+    were compared (None in files from before they were counted). ``plain_reproducible`` is whether the
     plain step has the same bits twice, ``plain_gradient_error`` by how much it differs from itself, and
     ``plain_gradient_distance`` how far all its gradients together are from themselves, as a share of their length.
     Peaks are measured; ``predicted_peak_bytes`` is the plan's prediction, and so is ``host_bytes``, the host
@@ -79,6 +80,7 @@ class Verification:
     host_bytes: int = 0
     gradient_distance: float | None = None
     gradient_tolerance: float | None = None
+    num_gradients: int | None = None
 
     @property
     def within_budget(self) -> bool:

@@ -20,7 +20,9 @@ VERIFICATION_VERSION = 1
 _INFINITE = "infinite"
 _FIELDS = tuple(field.name for field in fields(Verification))
 # Not in files of memfit's first days.
-_LATER_FIELDS = frozenset({"plain_gradient_distance", "host_bytes", "gradient_distance", "gradient_tolerance"})
+_LATER_FIELDS = frozenset(
+    {"plain_gradient_distance", "host_bytes", "num_gradients", "gradient_distance", "gradient_tolerance"}
+)
 # Written for readers and other tools; read back, they follow from the rest.
 _EXTRAS = ("within_budget", "holds")
 
@@ -114,6 +116,7 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "step_quartiles_seconds": _quartiles,
     "overhead_quartiles": _or_none(_quartiles),
     "num_rounds": whole_number,
+    "num_gradients": _or_none(whole_number),
     "device": _text,
     "device_name": _text,
     "torch_version": _text,

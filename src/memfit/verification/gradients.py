@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memfit.capture.state.bits import same_bits
 from memfit.capture.training_step import TrainingStep
@@ -38,13 +41,48 @@ def gradients_of(step: TrainingStep) -> Gradients:
 
     The device is to hold nothing on behalf of the comparison while other steps are measured on it.
     """
+    return {name: _host_copy(leaf.grad) for name, leaf in _leaves_of(step)}
+
+
+def _leaves_of(step: TrainingStep) -> list[tuple[str, Tensor]]:
     named: list[tuple[str, Tensor]] = [*step.model.named_parameters()]
     named += [(f"batch#{number}", tensor) for number, tensor in enumerate(tensors_of(step.batch))]
-    return {name: _host_copy(leaf.grad) for name, leaf in named if leaf.requires_grad and leaf.is_leaf}
+    return [(name, leaf) for name, leaf in named if leaf.requires_grad and leaf.is_leaf]
+
+
+def gradients_of_run(step: TrainingStep) -> Gradients:
+    """Run the step and return copies of its gradients, also of those that the step itself consumes.
+
+    Optimizers that the step, or a hook, steps may be followed by ``zero_grad()``: what they are given is copied before
+    each of their steps, under the name of the parameter and the number of the step.
+    """
+    name_of = {id(leaf): name for name, leaf in _leaves_of(step)}
+    gradients: dict[str, Tensor | None] = {}
+    num_steps: Counter[int] = Counter()
+
+    def copy_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    # Parameters of other modules than the model are told apart by their order.
+                    name = name_of.setdefault(id(parameter), f"other parameter#{len(name_of)}")
+                    num_steps[id(parameter)] += 1
+                    number = num_steps[id(parameter)]
+                    gradients[name if number == 1 else f"{name} (step {number})"] = _host_copy(parameter.grad)
+
+    hook = register_optimizer_step_pre_hook(copy_gradients)
+    try:
+        step.run()
+    finally:
+        hook.remove()
+    return {**gradients_of(step), **gradients}
 
 
 def difference_between(plain: Gradients, other: Gradients) -> GradientDifference:
     """Return how ``other`` differs from ``plain``."""
+    # A gradient that only one of them has is None in the other.
+    plain = {**dict.fromkeys(other), **plain}
+    other = {**dict.fromkeys(plain), **other}
     names = tuple(name for name, gradient in plain.items() if not _same(gradient, other[name]))
     if not names:
         return GradientDifference((), 0.0, 0.0, 0.0)

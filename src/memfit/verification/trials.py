@@ -19,7 +19,7 @@ from memfit.graph.inputs import Input
 from memfit.progress import Progress
 from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.model_inputs import noting_inputs
-from memfit.verification.gradients import Gradients, gradients_of
+from memfit.verification.gradients import Gradients, gradients_of, gradients_of_run
 from memfit.verification.methods import Way
 
 # Enough rounds for quartiles to mean something; more where steps are short, up to this many seconds of them.
@@ -64,7 +64,11 @@ class Trials:
         with self._state.kept(), way(self._step.model):
             with no_garbage_collection():
                 peak_bytes = allocated_peak(self._step.run, self.device, held)
-            return Measured(peak_bytes, gradients_of(self._step))
+            gradients = gradients_of(self._step)
+        if self._state.consumes_gradients:
+            with self._state.kept(), way(self._step.model):
+                gradients = gradients_of_run(self._step)
+        return Measured(peak_bytes, gradients)
 
     def seconds(self, way: Way) -> float:
         """Return how long a run takes."""

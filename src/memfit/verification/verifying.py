@@ -100,10 +100,18 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         comparison = _Comparison(*runs)
         plain_seconds, seconds = trials.seconds_in_turns((plain, planned(plan)), progress)
     _warn_of_other_inputs(plan, trials)
+    num_gradients = sum(gradient is not None for gradient in comparison.plain.gradients.values())
+    if not num_gradients:
+        raise VerificationError(
+            "no gradient was compared: after the plain step every gradient is None. Leave zero_grad() out of the step, "
+            "or put it at its beginning; and check that the loss depends on parameters of the model that require "
+            "gradients"
+        )
     difference, noise = comparison.difference, comparison.noise
     ratios = [ours / theirs - 1 for theirs, ours in zip(plain_seconds, seconds, strict=True)]
     return Verification(
         gradients_equal=not difference.names,
+        num_gradients=num_gradients,
         max_gradient_error=difference.max_error,
         plain_reproducible=not noise.names,
         plain_gradient_error=noise.max_error,
@@ -133,6 +141,7 @@ def _planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verifi
     _warn_of_other_inputs(plan, trials)
     return Verification(
         gradients_equal=None,
+        num_gradients=0,
         max_gradient_error=None,
         plain_reproducible=None,
         plain_gradient_error=None,

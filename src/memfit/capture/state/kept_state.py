@@ -56,9 +56,15 @@ class KeptState:
         self._writes: list[_FirstWrites] = []
         self._num_watched_runs = 0
         self._num_runs_to_watch = num_warm_up_steps(step.model)
+        self._steps_optimizers = False
         self._attributes = AttributeSnapshot([])
         self._changes_attributes = False
         self._kept_gradients: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def consumes_gradients(self) -> bool:
+        """Whether the step itself, or a hook, steps optimizers, so that no gradients may be left when it ends."""
+        return self._steps_optimizers
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -143,6 +149,7 @@ class KeptState:
         def see(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             nonlocal num_steps
             num_steps += 1
+            self._steps_optimizers |= optimizer is not innermost_optimizer(self._step.optimizer) or num_steps > 1
             if id(optimizer) not in self._optimizers:
                 # One that only a hook or an object of an extension knows: its state is as it was, before its step.
                 self._optimizers[id(optimizer)] = optimizer
@@ -154,6 +161,7 @@ class KeptState:
                 yield
         finally:
             hook.remove()
+        self._steps_optimizers |= num_steps > 0 and self._step.arguments.step is not None
         self._step.runs_collectives |= writes.met_collectives
         if len(self._writes) == 1 and num_steps > 1 and self._step.arguments.step is not None:
             # The optimizers' state was made in this run; the next one writes it.
