@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from memfit.runtime.apply import apply as apply
     from memfit.runtime.apply import remove as remove
     from memfit.runtime.chunked_loss.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from memfit.tuning import Tuned as Tuned
+    from memfit.tuning import TunedSize as TunedSize
+    from memfit.tuning import tune as tune
     from memfit.verification.verifying import verify as verify
 
 _HOME_OF = {
@@ -101,6 +104,7 @@ _HOME_OF = {
     "memfit.verification.verifying": ("verify",),
     "memfit.fitted": ("Fitted",),
     "memfit.fitting": ("fit",),
+    "memfit.tuning": ("Tuned", "TunedSize", "tune"),
 }
 _MODULE_OF = {name: module for module, names in _HOME_OF.items() for name in names}
 

@@ -22,6 +22,7 @@ from memfit.cli.commands import (
     plan_command,
     profile_command,
     report_command,
+    tune_command,
     verify_command,
 )
 from memfit.cli.exit_codes import INTERRUPTED, exit_code_of
@@ -102,6 +103,7 @@ app.command("profile")(profile_command.profile)
 app.command("plan")(plan_command.plan)
 app.command("frontier")(frontier_command.frontier)
 app.command("verify")(verify_command.verify)
+app.command("tune")(tune_command.tune)
 app.command("report")(report_command.report)
 
 

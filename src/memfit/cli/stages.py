@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memfit.graph.model_profile import ModelProfile
     from memfit.graph.plan import FrontierPoint, Plan
     from memfit.graph.verification import Verification
+    from memfit.tuning import Tuned
 
 _WHILE_RUNNING = "while the model ran"
 
@@ -80,6 +81,16 @@ def fitted(target: Target, budget: int | float | str, **options: Any) -> Fitted:
 
     with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
         return fit(target.model, **target.step_arguments(), budget=budget, **options, progress=progress)
+
+
+def tuned(target: Target, budget: int | float | str, **options: Any) -> Tuned:
+    """Return the best batch size of the TARGET, whose batch is ``make_batch``, with the options of `memfit.tune`."""
+    from memfit.tuning import tune
+
+    arguments = target.step_arguments()
+    make_batch = arguments.pop("batch")
+    with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
+        return tune(target.model, make_batch, **arguments, budget=budget, **options, progress=progress)
 
 
 def compared(target: Target, fitted: Fitted) -> tuple[MethodResult, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -56,16 +56,21 @@ class Roofline:
     @staticmethod
     def of_device(device: torch.device, dtypes: Iterable[torch.dtype] = ()) -> Roofline:
         """Measure the device: a product of large matrices in each of ``dtypes``, and a copy beyond its caches."""
-        clock = clock_for(device)
         rates: dict[torch.dtype | None, float] = {}
         with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             for dtype in dict.fromkeys(dtypes):
                 rates[dtype] = _flops_per_second(device, dtype)
-            one = torch.ones(1, device=device)
-            shortest_seconds = clock.seconds_of(partial(torch.add, one, one))
-            return Roofline(rates, copied_bytes_per_second(device), shortest_seconds)
+            return Roofline(rates, copied_bytes_per_second(device), _shortest_seconds(device))
 
 
+@cache
+def _shortest_seconds(device: torch.device) -> float:
+    """Return how long the smallest op takes."""
+    one = torch.ones(1, device=device)
+    return clock_for(device).seconds_of(partial(torch.add, one, one))
+
+
+@cache
 def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     """Return how fast matrices are multiplied, as large ones as there is room for."""
     width = 4096 if device.type == "cuda" else 512
@@ -80,8 +85,12 @@ def _flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
                 raise
 
 
+@cache
 def copied_bytes_per_second(device: torch.device) -> float:
-    """Return how fast a copy runs, counting what is read and what is written, on as much as there is room for."""
+    """Return how fast a copy runs, counting what is read and what is written, on as much as there is room for.
+
+    Rates of a device are measured once, so that estimates for several steps can be compared.
+    """
     num_bytes = 2**28 if device.type == "cuda" else 2**24
     while True:
         try:
