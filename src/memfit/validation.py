@@ -10,6 +10,9 @@ from typing import SupportsFloat
 
 from memfit.errors import InvalidParameterError
 
+LARGEST_COUNT = 10**30
+"""The largest number of FLOPs or bytes in a file: sums of such still are floats."""
+
 # The widest unsigned integer that other tools write. It keeps every mean and ratio inside a float's range.
 LARGEST_WHOLE_NUMBER = 2**64 - 1
 # By name, as NumPy need not be there; up to version 1 it is bool_.

@@ -47,7 +47,7 @@ def inputs_from_document(document: Any) -> tuple[Input, ...]:
 
 
 def _input(name: str, text: Any) -> Input:
-    parts = re.fullmatch(r"(\w+)\[((?:\d+(?:, \d+)*)?)\]", text) if isinstance(text, str) else None
+    parts = re.fullmatch(r"(\w+)\[((?:\d{1,18}(?:, \d{1,18})*)?)\]", text) if isinstance(text, str) else None
     if parts is None:
         raise InvalidParameterError(
             f'inputs must have a type and a shape each, such as "int64[8, 128]"; got {shown(text)} for {name!r}'

@@ -29,6 +29,14 @@ def parse_value_name(text: str) -> ValueName:
     return ValueName(module, op, int(index), int(output or 0))
 
 
+def is_value_name(text: str) -> bool:
+    """Return whether ``text`` is what `parse_value_name` reads, written as ``str(name)`` writes it."""
+    try:
+        return str(parse_value_name(text)) == text
+    except ValueError:
+        return False
+
+
 def is_within(module: str, ancestor: str) -> bool:
     """Return whether the module at path ``module`` is ``ancestor`` or lies inside it. The root's path is empty."""
     return not ancestor or module == ancestor or module.startswith(ancestor + ".")

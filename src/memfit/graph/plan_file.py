@@ -27,17 +27,17 @@ decisions in the order in which the values are made, which is how the engine tel
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from itertools import groupby
 from typing import Any
 
 from memfit.documents import check_fields, check_kind, read_document, write_text
 from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.graph.inputs import inputs_document, inputs_from_document
-from memfit.graph.names import parse_value_name
+from memfit.graph.names import is_value_name
 from memfit.graph.plan import Decision, Plan
-from memfit.validation import shown, whole_number
+from memfit.validation import LARGEST_COUNT, shown, whole_number
 
 PLAN_FORMAT = "memfit-plan"
 PLAN_VERSION = 1
@@ -93,10 +93,10 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         raise PlanFileError(f'{path}: "chunks_loss" must be true or false; got {shown(chunks_loss)}')
     try:
         if budget_bytes is not None:
-            budget_bytes = whole_number(budget_bytes, "budget_bytes", maximum=None)
+            budget_bytes = whole_number(budget_bytes, "budget_bytes", maximum=LARGEST_COUNT)
         inputs = inputs_from_document(document.get("inputs", {}))
-        counts = {name: whole_number(document[name], name, maximum=None) for name in _COUNTS}
-        offloading = {name: whole_number(document.get(name, 0), name, maximum=None) for name in _OFFLOADING}
+        counts = {name: whole_number(document[name], name, maximum=LARGEST_COUNT) for name in _COUNTS}
+        offloading = {name: whole_number(document.get(name, 0), name, maximum=LARGEST_COUNT) for name in _OFFLOADING}
     except InvalidParameterError as error:
         raise PlanFileError(f"{path}: {error}") from None
     return Plan(
@@ -139,7 +139,7 @@ def _decisions(groups: Any, path: str | os.PathLike[str]) -> dict[str, Decision]
             raise PlanFileError(f'{place}: "module" must be a text and "values" an object of decisions')
         for call, decision in fields["values"].items():
             name = f"{fields['module']}::{call}"
-            if not _is_value_name(name):
+            if not is_value_name(name):
                 raise PlanFileError(f"{place}: a value is named op#call or op#call.output; got {shown(call)}")
             if name in decisions:
                 raise PlanFileError(f"{place}: {shown(name)} is decided twice")
@@ -150,15 +150,8 @@ def _decisions(groups: Any, path: str | os.PathLike[str]) -> dict[str, Decision]
     return decisions
 
 
-def _is_value_name(text: str) -> bool:
-    try:
-        return str(parse_value_name(text)) == text
-    except ValueError:
-        return False
-
-
 def _share(document: dict[str, Any], name: str, path: str | os.PathLike[str]) -> float:
     value = document[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
         raise PlanFileError(f'{path}: "{name}" must be a number, at least 0; got {shown(value)}')
     return float(value)

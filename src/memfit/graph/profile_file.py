@@ -6,7 +6,6 @@ Ops refer to values, and values to ops, by their place in the file's lists.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, fields
@@ -29,7 +28,8 @@ from memfit.graph.model_profile import (
     Replay,
     Save,
 )
-from memfit.validation import shown, whole_number
+from memfit.graph.names import is_value_name
+from memfit.validation import LARGEST_COUNT, shown, whole_number
 
 PROFILE_FORMAT = "memfit-profile"
 PROFILE_VERSION = 1
@@ -52,6 +52,9 @@ _OP_DEFAULTS: dict[str, Any] = {
 }
 _VALUE_DEFAULTS: dict[str, Any] = {"op_index": None, "dies_after": None, "saves": [], "replays_exactly": True}
 _HOST_FACTS = tuple(field.name for field in fields(HostCosts) if field.name not in HOST_SECONDS)
+# Planning adds bytes up in 64 bits, and seconds in floats.
+_MOST_BYTES_IN_ALL = 2**62
+_LARGEST_NUMBER = 1e15
 _LAYER_FIELDS = ("layer_idx", "layer_type", "activation_size_bytes", "recompute_flops")
 
 
@@ -108,6 +111,8 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
         entries = enumerate(document[name])
         contents[name] = tuple(_read(read, entry, f"{path}: {name}[{place}]") for place, entry in entries)
     _check_makers(contents["ops"], contents["values"], path)
+    _check_names(contents["values"], path)
+    _check_bytes(contents["ops"], contents["values"], path)
     return ModelProfile(**contents)
 
 
@@ -126,6 +131,28 @@ def _check_makers(ops: tuple[RecordedOp, ...], values: tuple[RecordedValue, ...]
                     f"{path}: ops[{place}]: outputs has {output}, and the op_index of values[{output}] is "
                     f"{json.dumps(values[output].op_index)}; it must be {place}, the op that makes it"
                 )
+
+
+def _check_names(values: tuple[RecordedValue, ...], path: str | os.PathLike[str]) -> None:
+    """Raise unless each value has a name of its own, and those that ops make are named as plans name values."""
+    seen: set[str] = set()
+    for place, value in enumerate(values):
+        if value.op_index is not None and not is_value_name(value.name):
+            raise PlanFileError(
+                f"{path}: values[{place}]: name must be module.path::op#call or module.path::op#call.output for what "
+                f"an op makes; got {shown(value.name)}"
+            )
+        if value.name in seen:
+            raise PlanFileError(f"{path}: values[{place}]: the name {shown(value.name)} is given twice")
+        seen.add(value.name)
+
+
+def _check_bytes(ops: tuple[RecordedOp, ...], values: tuple[RecordedValue, ...], path: str | os.PathLike[str]) -> None:
+    num_bytes = sum(value.num_bytes for value in values) + sum(op.workspace_bytes for op in ops)
+    if num_bytes > _MOST_BYTES_IN_ALL:
+        raise PlanFileError(
+            f"{path}: num_bytes and workspace_bytes must be at most {_MOST_BYTES_IN_ALL} in all; got {num_bytes}"
+        )
 
 
 def _read(read: Any, entry: Any, place: str) -> Any:
@@ -248,7 +275,7 @@ class _Reader:
                 for index in _list(fields["outputs"], "outputs")
             ),
             rewrites=self._value_indices(fields, "rewrites"),
-            flops=whole_number(fields["flops"], "flops", maximum=None),
+            flops=whole_number(fields["flops"], "flops", maximum=LARGEST_COUNT),
             replay=_member(Replay, fields["replay"], "replay"),
             phase=_member(Phase, fields["phase"], "phase"),
             seconds=_seconds(fields["seconds"], "seconds"),
@@ -308,7 +335,7 @@ class _Reader:
         # Just past the last op: never read.
         read_before = whole_number(entry[0], "read_before", maximum=self._num_ops)
         released_after = whole_number(entry[1], "released_after", maximum=self._num_ops - 1)
-        read_place = whole_number(entry[3], "read_place") if len(entry) == 4 else 0
+        read_place = whole_number(entry[3], "read_place", maximum=2**31) if len(entry) == 4 else 0
         return Save(read_before, released_after, self._op_index(entry[2], "op_index"), read_place)
 
     def _value_indices(self, fields: dict[str, Any], name: str) -> tuple[int, ...]:
@@ -344,14 +371,18 @@ def _seconds(value: Any, name: str) -> float:
 
 
 def _at_least_zero(value: Any, name: str, kind: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InvalidParameterError(f"{name} must be {kind}, at least 0; got {shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST_NUMBER:
+        raise InvalidParameterError(
+            f"{name} must be {kind}, at least 0 and at most {_LARGEST_NUMBER:g}; got {shown(value)}"
+        )
     return float(value)
 
 
 def _rate(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise InvalidParameterError(f"{name} must be a number of bytes a second, above 0; got {shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= _LARGEST_NUMBER:
+        raise InvalidParameterError(
+            f"{name} must be a number of bytes a second, from 1 to {_LARGEST_NUMBER:g}; got {shown(value)}"
+        )
     return float(value)
 
 
