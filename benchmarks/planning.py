@@ -137,10 +137,10 @@ def measure_minimums() -> dict[str, dict[str, float]]:
         except memfit.InfeasibleBudgetError as error:
             minimum_bytes = error.minimum_bytes
         seconds = time.perf_counter() - start
-        proofs = known_step(profile).exploration_to_the_least_peak().proofs
+        exploration = known_step(profile).exploration_to_the_lowest_peak()
         results[family] = {
             "minimum_bytes": minimum_bytes,
-            "proven_bytes": proofs.least_peak_bytes,
+            "proven_bytes": exploration.least_peak_bytes,
             "seconds": seconds,
         }
     return results

@@ -10,13 +10,13 @@ from tests.planning.drawn_profiles import drawn_profiles
 from memfit.errors import InfeasibleBudgetError
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Decision
-from memfit.planning.bounds.bound import LowerBound
+from memfit.planning.bounds.lower_bound import LowerBound
 from memfit.planning.planner import frontier, plan
 from memfit.planning.simulate.simulator import judged, simulate
 from memfit.planning.step import Step
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(drawn_profiles(max_forward_ops=6))
 def test_plans_for_every_budget_equal_brute_force(profile: ModelProfile) -> None:
     judgements = all_judgements(profile)
@@ -43,7 +43,7 @@ def test_plans_for_every_budget_equal_brute_force(profile: ModelProfile) -> None
         assert "no plan can have less)" in str(raised.value)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(drawn_profiles(max_forward_ops=6))
 def test_the_lower_bound_is_never_above_the_best_plan(profile: ModelProfile) -> None:
     step = Step(profile)
@@ -55,7 +55,7 @@ def test_the_lower_bound_is_never_above_the_best_plan(profile: ModelProfile) -> 
             assert bound.seconds(budget, [time]) <= least_seconds + 1e-9  # Sums of floats, not of whole units.
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(drawn_profiles(max_forward_ops=6))
 def test_frontier_is_the_brute_force_frontier(profile: ModelProfile) -> None:
     judgements = all_judgements(profile)

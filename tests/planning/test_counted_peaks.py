@@ -14,7 +14,7 @@ from tests.planning.test_listening import profile_of
 from memfit.errors import InfeasibleBudgetError
 from memfit.graph.model_profile import HostCosts, ModelProfile
 from memfit.graph.plan import Plan
-from memfit.planning.candidates.trade_off import Candidate
+from memfit.planning.candidates.pool import Candidate
 from memfit.planning.planner import frontier, plan
 from memfit.planning.simulate.allocator import margin_bytes
 from memfit.planning.simulate.counted_peaks import CountedPeaks, counted_plain_peak_bytes

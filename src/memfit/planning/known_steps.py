@@ -14,9 +14,9 @@ from threading import Lock, RLock
 from typing import NamedTuple, TypeVar
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.candidates.trade_off import Candidate
+from memfit.planning.candidates.pool import Candidate
 from memfit.planning.offload.offload_search import with_offloading
-from memfit.planning.search import Exploration, explored, with_least_peak
+from memfit.planning.search import Exploration, explored, with_lowest_peak
 from memfit.planning.simulate.counted_peaks import CountedPeaks
 from memfit.planning.simulate.simulator import Simulation, simulated
 from memfit.planning.step import Step
@@ -59,17 +59,17 @@ class KnownStep:
             self._explorations, key, lambda: explored(self.step, forced=key[0], kept=key[1]), _MOST_EXPLORATIONS
         )
 
-    def exploration_to_the_least_peak(
+    def exploration_to_the_lowest_peak(
         self, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()
     ) -> Exploration:
-        """Return the exploration with what `with_least_peak` finds below it, which takes longer than all the rest.
+        """Return the exploration with what `with_lowest_peak` finds below it, which takes longer than all the rest.
 
         All later plans are chosen from that: a smaller budget must not have got a faster one.
         """
         with self._lock:
             exploration = self.exploration(forced=forced, kept=kept)
-            if not exploration.has_least_peak:
-                exploration = with_least_peak(self.step, exploration, forced=forced, kept=kept)
+            if not exploration.has_lowest_peak:
+                exploration = with_lowest_peak(self.step, exploration, forced=forced, kept=kept)
                 self._explorations[frozenset(forced), frozenset(kept)] = exploration
             return exploration
 

@@ -11,7 +11,6 @@ from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.layers.checkpoint_plan import build_checkpoint_plan
 from memfit.layers.strategies import LayerStrategy, NoCheckpointing
-from memfit.planning.bounds.bound import LowerBound
 from memfit.planning.budgets import (
     BudgetLike,
     HostBudgetLike,
@@ -19,7 +18,7 @@ from memfit.planning.budgets import (
     checked_host_budget,
     host_budget_in_bytes,
 )
-from memfit.planning.candidates.trade_off import Candidate
+from memfit.planning.candidates.pool import Candidate
 from memfit.planning.forced import Forced, forced_values
 from memfit.planning.known_steps import KnownStep, known_step
 from memfit.planning.offload.offloadable import host_bytes_of, most_offloaded_bytes
@@ -29,8 +28,6 @@ from memfit.planning.step.block_values import BlockValues
 from memfit.units import format_bytes
 from memfit.validation import whole_number
 
-# A gap above this share of the step is worth a look at the peaks of the plan and of the next faster one.
-_SMALL_GAP = 0.002
 # The root module's path is empty.
 _ROOT_IN_WORDS = "the model itself"
 
@@ -84,7 +81,7 @@ def plan(
     plain = _judged_candidate(known, frozenset())
     if not forced.recomputed and known.peak_bytes(plain) <= budget_bytes:
         return _plan_of(known, plain, budget_bytes=budget_bytes)
-    for explore in (known.exploration, known.exploration_to_the_least_peak):
+    for explore in (known.exploration, known.exploration_to_the_lowest_peak):
         exploration = explore(forced=forced.recomputed, kept=forced.saved)
         entries = _entries(known, forced, host_bytes)
         position = _first_within(known, entries, budget_bytes)
@@ -205,14 +202,10 @@ def _gap_seconds(known: KnownStep, choice: Candidate, budget_bytes: int | None, 
     elif exploration.is_exact:
         fastest = next(entry for entry in exploration.frontier if entry.peak_bytes <= bound_bytes)
         return max(simulation.added_seconds - fastest.added_seconds, 0.0)
-    gap_seconds = simulation.added_seconds
-    least = exploration.proofs.seconds(bound_bytes)
-    if gap_seconds - step.time.at_least(least) > _SMALL_GAP * step.profile.step_seconds:
-        bound = LowerBound(step, exploration.may_be_recomputed)
-        missed = origin.missed
-        times = {simulation.peak_op_index, known.simulation(missed.recomputed, missed.offloading).peak_op_index}
-        least = max(least, bound.seconds(bound_bytes, times))
-    return max(gap_seconds - step.time.at_least(least), 0.0)
+    missed = known.simulation(origin.missed.recomputed, origin.missed.offloading)
+    times = {simulation.peak_op_index, missed.peak_op_index, *exploration.likely_peaks}
+    least = exploration.bound.seconds(bound_bytes, times)
+    return max(simulation.added_seconds - step.time.at_least(least), 0.0)
 
 
 def _plan_of(known: KnownStep, choice: Candidate, *, budget_bytes: int | None, origin: _Origin | None = None) -> Plan:
@@ -246,7 +239,7 @@ def _plan_of(known: KnownStep, choice: Candidate, *, budget_bytes: int | None, o
 def _infeasible(
     known: KnownStep, exploration: Exploration, smallest: Candidate, budget_bytes: int, host_budget_bytes: int
 ) -> InfeasibleBudgetError:
-    least_bytes, smallest_bytes = exploration.proofs.least_peak_bytes, known.peak_bytes(smallest)
+    least_bytes, smallest_bytes = exploration.least_peak_bytes, known.peak_bytes(smallest)
     step, simulation = known.step, known.simulation(smallest.recomputed, smallest.offloading)
     op = step.profile.ops[simulation.peak_op_index] if step.num_ops else None
     where = "an empty step"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memfit.planning.step import Step
 
 MOST_ENUMERATED_VALUES = 14
-"""Up to this many values whose recomputation can matter, plans are exact: 2**14 simulations take about two seconds."""
+"""Up to this many values whose recomputation can matter, plans are exact."""
 
 
 def values_that_matter(step: Step, may_be_recomputed: frozenset[int]) -> list[int]:

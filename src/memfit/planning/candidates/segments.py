@@ -16,11 +16,39 @@ from itertools import accumulate
 import numpy as np
 
 from memfit.graph.model_profile import Phase
+from memfit.planning.candidates.min_cut import HoldOrReplay
+from memfit.planning.candidates.pool import Pool
+from memfit.planning.candidates.price_sweep import swept_cuts
 from memfit.planning.step import NEVER, Bytes, Step
 
 # Each room is this much smaller than the one before.
 _ROOM_RATIO = 0.8
 _MOST_ROOMS = 40
+
+
+# How many cuts a step of one op could pay for in sweeps with held borders, the limits to their number, and their tilts.
+_EFFORT_OPS, _FEWEST_CUTS, _MOST_CUTS = 60_000, 16, 80
+_FEWEST_CUTS_OF_BORDERS = 8
+_TILTS = (0.5, 3.0)
+
+
+def segments(pool: Pool) -> Iterator[frozenset[int]]:
+    """Yield plans with segments, and price sweeps in which the borders of the best of those are held.
+
+    Leaving this out costs up to 0.2 points of overhead (`benchmarks/ablation.py`).
+    """
+    step = pool.step
+    borders_of = {pool.add(recomputed).recomputed: held for held, recomputed in segmented_choices(step)}
+    best = [borders_of[entry.recomputed] for entry in pool.frontier() if entry.recomputed in borders_of]
+    num_cuts = min(max(_EFFORT_OPS // max(step.num_ops, 1), _FEWEST_CUTS), _MOST_CUTS)
+    most_cuts = max(num_cuts // max(len(best) * len(_TILTS), 1), _FEWEST_CUTS_OF_BORDERS)
+    for held in reversed(best):
+        if num_cuts <= 0:
+            break
+        graph = HoldOrReplay(step, step.last_time_before_reads, pool.may_be_recomputed - held)
+        for tilt in _TILTS:
+            num_cuts -= most_cuts
+            yield from (cut.recomputed for cut in swept_cuts(step, graph, tilt=tilt, most_cuts=most_cuts))
 
 
 def segmented_choices(step: Step) -> Iterator[tuple[set[int], set[int]]]:

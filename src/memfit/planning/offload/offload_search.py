@@ -11,7 +11,7 @@ wanted back last. Two rounds look for the best:
    that peak. Looked at first are the plans next to where the first round was best there, and those that come down to
    the peak by no more than the link carries, the fastest of them first.
 
-At last, what there is room for neither goes nor is recomputed (``stuffing``).
+At last, what there is room for neither goes nor is recomputed (``slack``).
 
 As everywhere, all that is tried is judged by the simulator, and the budget plays no part: a smaller one never gets a
 faster or a larger plan.
@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from memfit.graph.model_profile import Link
 from memfit.planning.candidates.known_rules import whole_blocks
-from memfit.planning.candidates.stuffing import stuffed_at_budgets
-from memfit.planning.candidates.trade_off import Candidate
+from memfit.planning.candidates.pool import Candidate
+from memfit.planning.candidates.slack import slack_used_at_budgets
 from memfit.planning.offload.offloadable import held_by, host_bytes_of, may_be_offloaded
 from memfit.planning.simulate.simulator import judged
 from memfit.planning.step import Step
@@ -76,7 +76,7 @@ def with_offloading(
         really = frozenset(step.recomputed_of((recomputed | forced) - kept))
         return Candidate(really, *judged(step, really, offloading), offloading)
 
-    return tuple(_unbeaten([*unbeaten, *stuffed_at_budgets(step, judge, unbeaten)]))
+    return tuple(_unbeaten([*unbeaten, *slack_used_at_budgets(step, judge, unbeaten)]))
 
 
 def _unbeaten(candidates: Iterable[Candidate]) -> list[Candidate]:

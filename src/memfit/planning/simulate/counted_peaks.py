@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from memfit.planning.candidates.trade_off import Candidate
+from memfit.planning.candidates.pool import Candidate
 from memfit.planning.simulate.allocator import is_uneven, margin_bytes
 from memfit.planning.simulate.simulator import judged, traffic_of
 from memfit.planning.simulate.traffic import Allocations, Traffic

@@ -1,4 +1,4 @@
-"""How fast any plan can be at most: a proven lower bound on the seconds that a budget costs.
+"""A lower bound on the seconds that a budget costs, and on the peak, for plans that replay each op at most once.
 
 Fix a time ``t``, an op after the last of the model's forward pass. Let ``F`` be the recipes that a plan runs after
 ``t``. A value that is still read after ``t`` is, when op ``t`` runs, either live or comes from a recipe in ``F``: if
@@ -10,97 +10,93 @@ seconds are at least those of ``F``. Any plan that fits a budget therefore is a 
     minimise seconds(F) subject to held bytes(F) ≤ budget - fixed_bytes(t)
 
 and for every price λ ≥ 0 per byte its seconds are at least ``min over F of seconds(F) + λ · held bytes(F)``, which is a
-minimum cut (``min_cut``), less ``λ · (budget - fixed_bytes(t))``. The bound is the largest of these over λ, found by
-moving λ to the slope between the best cut that fits and the best one that does not, and over several ``t``.
+minimum cut (``min_cut``), less ``λ · (budget - fixed_bytes(t))``. Each
+price gives a line over all budgets; the prices are those of the corners of the hull. The bound is the largest of all
+lines, for several ``t``.
+
+With no seconds at all, the same cut is the least that is held at ``t`` under any plan, which bounds the peak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+import math
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from memfit.planning.bounds.proofs import Line
-from memfit.planning.candidates.min_cut import Cut, HoldOrReplay
+from memfit.planning.candidates.min_cut import HoldOrReplay
 from memfit.planning.step import NEVER, Step
 
-_MOST_CUTS_PER_TIME = 12
 _MOST_LINES_PER_TIME = 24
+# A price per byte at which the bytes of large steps fit into the units of `min_cut`, as a share of all its units.
+_SHARE_OF_UNITS = 0.25
+
+
+class Line(NamedTuple):
+    """Seconds that no plan within a budget can stay below, for every budget."""
+
+    seconds_at_zero: float
+    seconds_per_byte: float
+
+    def seconds(self, budget_bytes: int) -> float:
+        """Return the bound for a budget."""
+        return self.seconds_at_zero + self.seconds_per_byte * budget_bytes
 
 
 class LowerBound:
-    """Lower bounds on the recompute seconds of plans for one step. Graphs are built once for each time."""
+    """Lower bounds for the plans of one step. What is found at one time of the step is kept."""
 
     def __init__(self, step: Step, may_be_recomputed: Set[int]) -> None:
         self._step = step
         self._may_be_recomputed = may_be_recomputed
-        self._graphs: dict[int, HoldOrReplay] = {}
         self._bytes = np.array(step.value_bytes, dtype=np.float64)
+        self._lines: dict[int, list[Line]] = {}
 
     def seconds(self, budget_bytes: int, times: Iterable[int]) -> float:
-        """Return seconds that no plan within ``budget_bytes`` can stay below, looking at the given op indices."""
-        usable = {time for time in times if self._step.close_time < time < self._step.num_ops}
-        return max((self._seconds_at(budget_bytes, time) for time in usable), default=0.0)
+        """Return seconds that no plan within the budget can stay below, from what is live at the given op indices."""
+        lines = (line for time in sorted(self._usable(times)) for line in self._lines_at(time))
+        return max((line.seconds(budget_bytes) for line in lines), default=0.0)
 
-    def graph_at(self, time: int) -> HoldOrReplay:
-        """Return the graph of what is held and what is replayed after ``time``."""
-        if time not in self._graphs:
-            self._graphs[time] = HoldOrReplay(self._step, time, self._may_be_recomputed)
-        return self._graphs[time]
+    def peak_bytes(self, times: Iterable[int]) -> int:
+        """Return a peak that no plan can stay below, from what is live at the given op indices."""
+        return max([_least_live_peak(self._step), *map(self._least_bytes_at, self._usable(times))])
 
-    def _seconds_at(self, budget_bytes: int, time: int) -> float:
-        graph = self.graph_at(time)
-        room_bytes = budget_bytes - fixed_bytes(self._step, time)
+    def _usable(self, times: Iterable[int]) -> set[int]:
+        return {time for time in times if self._step.close_time < time < self._step.num_ops}
 
-        def cut_at(price: float) -> Cut:
-            return graph.cut(lambda values: price * self._bytes[values])
+    def _least_bytes_at(self, time: int) -> int:
+        step = self._step
+        graph = HoldOrReplay(step, time, self._may_be_recomputed, [0.0] * step.num_ops)
+        total_bytes = max(float(self._bytes[graph.values].sum()), 1.0)
+        price = graph.highest_price * _SHARE_OF_UNITS / total_bytes
+        held_bytes = graph.cut(lambda values: price * self._bytes[values]).bound / price
+        return _fixed_bytes(step, time) + math.floor(held_bytes * (1 - 1e-9))
 
-        over, within = cut_at(0.0), cut_at(graph.highest_price)
-        if self._held_bytes(over) <= room_bytes:
-            return 0.0
-        best = 0.0
-        for _ in range(_MOST_CUTS_PER_TIME):
-            over_bytes, within_bytes = self._held_bytes(over), self._held_bytes(within)
-            if within_bytes > room_bytes or over_bytes <= within_bytes or within.seconds <= over.seconds:
-                break
-            price = (within.seconds - over.seconds) / (over_bytes - within_bytes)
-            middle = cut_at(price)
-            best = max(best, middle.bound - price * room_bytes)
-            if middle.recomputed in (over.recomputed, within.recomputed):
-                break
-            if self._held_bytes(middle) > room_bytes:
-                over = middle
-            else:
-                within = middle
-        return best
+    def _lines_at(self, time: int) -> list[Line]:
+        if time not in self._lines:
+            self._lines[time] = self._found_lines_at(time)
+        return self._lines[time]
 
-    def _held_bytes(self, cut: Cut) -> float:
-        return float(self._bytes[list(cut.held)].sum())
-
-
-def single_time_lines(step: Step, may_be_recomputed: Set[int], times: Iterable[int]) -> Iterator[Line]:
-    """Yield what cuts at one time prove for every budget, at prices from nothing held to all."""
-    num_bytes = np.array(step.value_bytes, dtype=np.float64)
-    for time in sorted(time for time in set(times) if step.close_time < time < step.num_ops):
-        graph = HoldOrReplay(step, time, may_be_recomputed)
-        always_bytes = fixed_bytes(step, time)
-        corners = [_priced(graph, num_bytes, price) for price in (0.0, graph.highest_price)]
-        pending = [(corners[0], corners[1])]
-        for _ in range(_MOST_LINES_PER_TIME):
-            if not pending:
-                break
+    def _found_lines_at(self, time: int) -> list[Line]:
+        """Return what the cuts at one time prove, at prices from nothing held to all."""
+        lines: list[Line] = []
+        graph = HoldOrReplay(self._step, time, self._may_be_recomputed)
+        always_bytes = _fixed_bytes(self._step, time)
+        pending = [(_priced(graph, self._bytes, 0.0), _priced(graph, self._bytes, graph.highest_price))]
+        while pending and len(lines) < _MOST_LINES_PER_TIME:
             # The widest in seconds first.
             pending.sort(key=lambda pair: pair[1].seconds - pair[0].seconds)
             low, high = pending.pop()
             if high.seconds <= low.seconds or low.held_bytes <= high.held_bytes:
                 continue
             price = (high.seconds - low.seconds) / (low.held_bytes - high.held_bytes)
-            middle = _priced(graph, num_bytes, price)
-            yield Line(middle.bound + price * always_bytes, -price)
+            middle = _priced(graph, self._bytes, price)
+            lines.append(Line(middle.bound + price * always_bytes, -price))
             if low.held_bytes > middle.held_bytes > high.held_bytes:
                 pending += [(low, middle), (middle, high)]
+        return lines
 
 
 class _Corner(NamedTuple):
@@ -114,7 +110,7 @@ def _priced(graph: HoldOrReplay, num_bytes: npt.NDArray[np.float64], price: floa
     return _Corner(cut.seconds, float(num_bytes[list(cut.held)].sum()), cut.bound)
 
 
-def least_live_peak(step: Step) -> int:
+def _least_live_peak(step: Step) -> int:
     """Return the peak of what is live under every plan because the program itself refers to it."""
     change = np.zeros(step.num_ops + 2, dtype=np.int64)
     for storage, start in enumerate(step.storage_start):
@@ -125,7 +121,7 @@ def least_live_peak(step: Step) -> int:
     return step.resident_bytes + max(int(live.max(initial=0)), 0)
 
 
-def fixed_bytes(step: Step, time: int) -> int:
+def _fixed_bytes(step: Step, time: int) -> int:
     """Return what is live while op ``time`` runs under every plan, besides the values in the graph of that time."""
     total = step.resident_bytes + int(step.workspace_bytes[time])
     for storage, start in enumerate(step.storage_start):

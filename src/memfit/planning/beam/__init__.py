@@ -1,0 +1,1 @@
+"""Beam search over partial plans, for plans of low peaks."""

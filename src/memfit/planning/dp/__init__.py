@@ -1,1 +1,0 @@
-"""A dynamic program over partial plans: smallest peaks, fast plans, and proofs of both."""
