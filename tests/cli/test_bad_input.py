@@ -144,10 +144,10 @@ def test_an_argument_given_twice() -> None:
         ("20 bananas", 2, "'20 bananas' is not a size; write a number and a unit"),
         ("-1GiB", 2, "'-1GiB' is not a size"),
         ("1.5", 2, "a share of the device's memory above 0 and at most 1 .* got '1.5'"),
-        ("7", 1, r"no plan keeps this step within 7 B \(7 bytes\)"),
+        ("7", 1, r"and the given one is 7 B \(7 bytes\)"),
         ("0", 2, "got '0'"),
         ("nan", 2, "got 'nan'"),
-        ("1kB", 1, r"no plan keeps this step within 1000 B .*The smallest peak found is \d+ bytes"),
+        ("1kB", 1, r"the smallest budget found for this step is .* the given one is 1000 B"),
     ],
 )
 def test_a_budget_that_cannot_be(budget: str, code: int, pattern: str) -> None:

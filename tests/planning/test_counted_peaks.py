@@ -146,7 +146,7 @@ def plan_or_minimum(profile: ModelProfile, budget_bytes: int) -> tuple[Plan | No
         return None, error.minimum_bytes
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(gpu_profiles(), st.data())
 def test_counted_peaks_keep_what_budgets_promise(profile: ModelProfile, data: st.DataObject) -> None:
     points = frontier(profile, points=6)

@@ -69,7 +69,7 @@ def cheapest(modules: list[str], needed: set[str], inside: list[str], each: floa
     return min(costs)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(MODULES), min_size=1, max_size=12), st.data())
 def test_no_other_modules_cost_less(modules: list[str], data: st.DataObject) -> None:
     profile = profile_of(modules)
@@ -90,7 +90,7 @@ def test_no_other_modules_cost_less(modules: list[str], data: st.DataObject) -> 
     assert cost.backward == of_watching / 2 + COSTS.replayed_op * 7
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from(MODULES), min_size=1, max_size=12), st.data())
 def test_where_saves_are_skipped_ops_are_recorded_where_that_is_cheaper(
     modules: list[str], data: st.DataObject

@@ -200,7 +200,7 @@ def test_a_plan_that_offloads_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     assert '"offload"' in (tmp_path / "plan.json").read_text(encoding="utf-8")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(drawn_profiles(max_forward_ops=5, max_backward_ops=5), st.data())
 def test_no_plan_at_all_is_faster_than_the_gap_allows(profile: ModelProfile, data: st.DataObject) -> None:
     rate = data.draw(st.sampled_from((0.5, 2.0, 8.0)))

@@ -15,7 +15,7 @@ from memfit.planning.step import Step
 from memfit.planning.step.offload_rules import Offloading
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(drawn_profiles(), st.data())
 def test_simulator_agrees_with_the_engine_played_object_by_object(profile: ModelProfile, data: st.DataObject) -> None:
     step = Step(profile)
@@ -45,7 +45,7 @@ def test_simulator_agrees_with_the_engine_played_object_by_object(profile: Model
         assert simulation.peak_bytes == Step(profile).resident_bytes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(drawn_profiles(), st.data())
 def test_it_agrees_where_values_are_offloaded_too(profile: ModelProfile, data: st.DataObject) -> None:
     step = Step(profile)

@@ -37,7 +37,7 @@ def judge_of(step: Step) -> Judge:
     return judge
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(drawn_profiles(), st.data())
 def test_where_nothing_is_absent_a_plan_has_all_that_the_plain_step_has(
     profile: ModelProfile, data: st.DataObject
@@ -58,7 +58,7 @@ def test_where_nothing_is_absent_a_plan_has_all_that_the_plain_step_has(
     assert with_all.max(initial=step.resident_bytes) >= judged(step, frozenset()).peak_bytes
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(drawn_profiles(), st.data())
 def test_a_plan_that_uses_slack_saves_more_within_the_budget_and_is_no_slower(
     profile: ModelProfile, data: st.DataObject
@@ -76,7 +76,7 @@ def test_a_plan_that_uses_slack_saves_more_within_the_budget_and_is_no_slower(
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(drawn_profiles(), st.data())
 def test_with_room_for_all_nothing_that_takes_time_is_dropped(profile: ModelProfile, data: st.DataObject) -> None:
     step = Step(replace(profile, link=LINK))

@@ -222,7 +222,8 @@ class PartialPlans:
 
     def _reach(self, first: int, end: int) -> None:
         """Have columns from one op to before another."""
-        end = min(max(end, self._end), self._step.num_ops)
+        # Where forward and backward alternate, ops may be decided on after reads that come before them.
+        first, end = min(first, self._first), min(max(end, first + 1, self._end), self._step.num_ops)
         if len(self._starts) and first == self._first and end == self._end:
             return
         before = np.arange(first, self._first)

@@ -39,8 +39,8 @@ from memfit.planning.step.offload_rules import Offloading
 # statistics that ops return beside their results.
 _LARGE_BYTES = 2**20
 # How many simulations a step of one op could pay for in each of the two rounds, and how many there are at least.
-_FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 3_000_000, 5_000_000
-_LEAST_TRIES, _MOST_FIRST_TRIES = 240, 3_600
+_FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 600_000, 1_000_000
+_LEAST_TRIES, _MOST_FIRST_TRIES = 240, 1_500
 # As multiples of the size in the middle of the large values that a plan holds, or, for what may have to wait, in the
 # middle of their bytes.
 _WINDOWS = (1, 2, 4, 8, 16)
