@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.capture.tensor_peaks import ops_without_kernels, peak_of_tensors, values_of_tensors
 from tests.engine.plans import profile_of
 from tests.engine.step_comparison import assert_same, leaves, look
 from tests.engine.zoo import BY_NAME, ZOO, Example
@@ -50,7 +50,7 @@ def fake_profile_of(example: Example) -> ModelProfile:
 
 @pytest.mark.parametrize("example", [e for e in ZOO if e.name not in REFUSED | OTHER_PEAK | EITHER], ids=str)
 def test_peak_is_the_one_measured_on_the_real_step(example: Example) -> None:
-    assert fake_profile_of(example).peak_bytes == profile_of(example).peak_bytes
+    assert fake_profile_of(example).peak_bytes == peak_of_tensors(profile_of(example))
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -62,8 +62,9 @@ def test_a_step_that_needs_numbers_is_refused_with_the_way_out(name: str) -> Non
 @pytest.mark.parametrize("name", ["gpt", "gpt-autocast", "resnet", "in-place-residuals", "tied-autoencoder"])
 def test_ops_and_values_are_those_of_the_real_step(name: str) -> None:
     real, fake = profile_of(BY_NAME[name]), fake_profile_of(BY_NAME[name])
-    assert tuple(replace(op, seconds=0.0) for op in fake.ops) == tuple(replace(op, seconds=0.0) for op in real.ops)
-    assert fake.values == real.values
+    # Fake tensors run no kernels, which allocate for themselves.
+    assert ops_without_kernels(fake) == ops_without_kernels(real)
+    assert fake.values == values_of_tensors(real)
     assert fake.blocks == real.blocks
     assert fake.fingerprint == real.fingerprint
 
@@ -131,8 +132,8 @@ def test_optimizer_is_counted_and_left_alone() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     real = memfit.profile(model, batch, loss=loss, optimizer=optimizer)
     fake = memfit.profile(model, batch, loss=loss, optimizer=optimizer, mode="fake")
-    assert fake.peak_bytes == real.peak_bytes
-    assert fake.values == real.values
+    assert fake.peak_bytes == peak_of_tensors(real)
+    assert fake.values == values_of_tensors(real)
     assert not optimizer.state
 
 
@@ -156,7 +157,7 @@ def test_optimizers_that_count_steps_in_tensors_can_be_fake(name: str, foreach: 
     fake = memfit.profile(model, batch, optimizer=optimizer, mode="fake")
     real = memfit.profile(model, batch, optimizer=optimizer)
     # Ops over lists are other ops on fake tensors, and one number of theirs is there at the peak.
-    assert fake.peak_bytes == real.peak_bytes + (4 if foreach and name != "SGD" else 0)
+    assert fake.peak_bytes == peak_of_tensors(real) + (4 if foreach and name != "SGD" else 0)
     after = [tensor for state in optimizer.state.values() for tensor in state.values()]
     assert len(before) == len(after)
     assert all(map(torch.equal, before, after))
@@ -174,5 +175,5 @@ def test_a_tensor_in_an_object_of_the_model_is_fake_too() -> None:
 
     model, batch = Holder(), torch.randn(3, 4)
     fake, real = memfit.profile(model, batch, mode="fake"), memfit.profile(model, batch)
-    assert fake.peak_bytes == real.peak_bytes
+    assert fake.peak_bytes == peak_of_tensors(real)
     assert [value.num_bytes for value in fake.values] == [value.num_bytes for value in real.values]
