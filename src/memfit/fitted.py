@@ -21,7 +21,7 @@ from memfit.graph.size_plans import SizedPlan, SizePlans
 from memfit.graph.verification import Verification
 from memfit.planning.planner import plan as plan_step
 from memfit.runtime.apply import Applied, AppliedBySize
-from memfit.runtime.tape_choice import TapeChoice
+from memfit.runtime.native_tape import new_tape
 from memfit.units import format_bytes
 
 # A plan that ran out of memory is followed by one for this share of its peak.
@@ -35,7 +35,7 @@ class Fitted(Applied):
     """
 
     def __init__(self, model: nn.Module, plan: Plan, profile: ModelProfile, verification: Verification) -> None:
-        super().__init__(model, plan, TapeChoice())
+        super().__init__(model, plan, new_tape)
         self.profile = profile
         self.verification = verification
         self.num_retries = 0
@@ -68,7 +68,7 @@ class Fitted(Applied):
         """Apply the next smaller plan from now on, or raise where there is none."""
         plan = _next_smaller(self.plan, self.profile, message)
         self.remove()
-        super().__init__(self.model, plan, TapeChoice())
+        super().__init__(self.model, plan, new_tape)
         _warn_of_smaller_plan(plan)
 
     def __repr__(self) -> str:

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from memfit.runtime import native_tape
+from memfit.runtime import native_library, native_tape
 
 # Slow, or not about the engine alone: these are run once, with the engine that users get.
 RUN_ONCE = {
     "test_applied_model",
     "test_cuda_graphs",
     "test_distributed",
+    "test_first_steps",
     "test_fusing",
     "test_fusing_on_gpu",
     "test_native_engine",
@@ -50,7 +51,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Run the test by the engine that is asked for."""
     name: str = getattr(request, "param", "C++")
     if name == "Python":
-        monkeypatch.setattr(native_tape, "_configured_module", lambda: None)
+        monkeypatch.setattr(native_library, "configured_module", lambda: None)
     elif shutil.which("c++") is None:
         pytest.skip("needs a C++ compiler")
     assert native_tape.engine_name() == name

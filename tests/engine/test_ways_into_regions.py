@@ -177,7 +177,7 @@ def test_hooks_that_are_in_force_have_the_say(owner: Owner) -> None:
 
 
 def test_without_an_engine_in_cpp_there_is_only_the_longer_one(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memfit.runtime.native_tape._configured_module", lambda: None)
+    monkeypatch.setattr("memfit.runtime.native_library.configured_module", lambda: None)
 
     def longer_way(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return forward(*args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from memfit.runtime import fusing, native_tape
+from memfit.runtime import fusing, native_library, native_tape
 
 PROGRAM = "bf16 flat;aten._to_copy f32 kept i0;"
 
@@ -68,7 +68,7 @@ def test_nothing_is_built_to_find_out_that_a_cpu_has_none(monkeypatch: pytest.Mo
     def built() -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(native_tape, "_configured_module", built)
+    monkeypatch.setattr(native_library, "configured_module", built)
     assert not native_tape.fuses_on(torch.device("cpu"))
 
 

@@ -23,8 +23,7 @@ from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
 from memfit.planning.step.step_time import Seconds, device_seconds, seconds_in_a_row
 from memfit.runtime.apply import Applied
-from memfit.runtime.native_tape import engine_name
-from memfit.runtime.tape_choice import TapeChoice
+from memfit.runtime.native_tape import engine_name, new_tape
 
 # Medians of the ten committed profiles (H200, engine in C++); the engine in Python on tensors of one element.
 TYPICAL_SECONDS = {
@@ -72,7 +71,7 @@ def with_host_costs(
         step,
         torch.device(profile.device),
         state,
-        lambda: Applied(step.model, plan, TapeChoice()),
+        lambda: Applied(step.model, plan, new_tape),
         num_rounds=_FEW_ROUNDS if is_device_bound(host, profile.step_seconds) else _MANY_ROUNDS,
     )
     host = replace(host, forward=plain.forward_launched, backward=plain.backward_launched)

@@ -22,10 +22,9 @@ from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, owners_of_wrappers, wrap_forward
 from memfit.runtime.model_inputs import InputCheck
-from memfit.runtime.native_tape import new_rounds, way_into
+from memfit.runtime.native_tape import new_rounds, new_tape, way_into
 from memfit.runtime.plan_switching import PlanSwitch
 from memfit.runtime.recorded_modules import Region, regions_of
-from memfit.runtime.tape_choice import TapeChoice
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
 
 
@@ -39,7 +38,7 @@ def apply(model: nn.Module, plan: Plan) -> Applied:
     _refuse_unfit(model, plan)
     if not plan.recorded_modules and not plan.chunks_loss:
         warnings.warn("the plan saves every value: training runs as before, nothing will change", stacklevel=2)
-    return Applied(model, plan, TapeChoice())
+    return Applied(model, plan, new_tape)
 
 
 def remove(model: nn.Module) -> None:
@@ -114,7 +113,7 @@ class AppliedBySize(Applied):
         self._unwrap.append(self._switch.take_off)
 
     def _runners_at(self, place: int) -> dict[str, Runner]:
-        return _runners_of(self.plans.entries[place].plan, bare_model(self.model), TapeChoice(), InputCheck(()))
+        return _runners_of(self.plans.entries[place].plan, bare_model(self.model), new_tape, InputCheck(()))
 
 
 def _runners_of(

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
+from memfit.runtime import native_library
 from memfit.runtime.forward_pass import ForwardPass, Rounds
 from memfit.runtime.forward_wrapping import Runner
-from memfit.runtime.fusing import can_fuse_on, start_fusing
-from memfit.runtime.native_build import native_module
-from memfit.runtime.offloading import HostCopies, torn_value_error
-from memfit.runtime.op_rules import Treatment, rule_for
-from memfit.runtime.pointwise_ops import pointwise_op
+from memfit.runtime.fusing import can_fuse_on
+from memfit.runtime.offloading import HostCopies
 from memfit.runtime.recorded_modules import Region
-from memfit.runtime.replay import gather, stale_value_error
 from memfit.runtime.tape import Tape
-from memfit.runtime.torch_internals import let_higher_order_operators_through, outer_saved_tensors_hooks
-
-_TREATMENTS = list(Treatment)
+from memfit.runtime.torch_internals import outer_saved_tensors_hooks
 
 
 def new_tape() -> ForwardPass:
     """Return a tape for one forward pass: the one in C++, unless there is none or somebody else listens already."""
-    native = _configured_module()
+    native = native_library.configured_module()
     # Saved-tensor hooks around the model want their share of what is kept, and only the tape in Python gives it.
     if native is None or outer_saved_tensors_hooks() is not None or native.is_listening():
         return Tape()
@@ -39,7 +32,7 @@ def way_into(region: Region, owner: object, longer_way: Runner) -> Runner:
 
     All else is left to ``longer_way``, in Python.
     """
-    native = _configured_module()
+    native = native_library.configured_module()
     if native is None:
         return longer_way
     shortest: Runner = native.way_in(_in_native_form(native, region), owner, longer_way)
@@ -52,7 +45,7 @@ def memory_told_to(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
     They are the copies of what is about to be written, and what is offloaded.
     """
-    native = _configured_module()
+    native = native_library.configured_module()
     if native is None:
         yield
         return
@@ -65,25 +58,25 @@ def memory_told_to(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
 def new_offloading() -> HostCopies:
     """Return the way to the host that the values of one forward pass would take, by itself."""
-    native = _configured_module()
+    native = native_library.configured_module()
     offloading: HostCopies = HostCopies() if native is None else native.Offloading()
     return offloading
 
 
 def fuses_on(device: torch.device) -> bool:
     """Return whether pointwise ops that are replayed on ``device`` run in one kernel."""
-    return can_fuse_on(device.type) and _configured_module() is not None
+    return can_fuse_on(device.type) and native_library.configured_module() is not None
 
 
 def new_rounds() -> Any:
     """Return the rounds of one planned model, as both engines count them."""
-    native = _configured_module()
+    native = native_library.configured_module()
     return Rounds() if native is None else native.Rounds()
 
 
 def engine_name() -> str:
     """Return which engine runs plans here: "C++" or "Python"."""
-    return "Python" if _configured_module() is None else "C++"
+    return "Python" if native_library.configured_module() is None else "C++"
 
 
 class NativeTape:
@@ -120,41 +113,3 @@ def _in_native_form(native: Any, region: Region) -> object:
             region.watches,
         )
     return region.in_native_form
-
-
-@functools.cache
-def _configured_module() -> Any:
-    native = native_module()
-    if native is not None:
-        native.configure(
-            _rule_of,
-            torch.cuda.is_current_stream_capturing,
-            stale_value_error,
-            torn_value_error,
-            gather,
-            nn.Parameter,
-        )
-        let_higher_order_operators_through(native.key_name)
-        start_fusing(native)
-    return native
-
-
-def _rule_of(name: str, overload: str) -> tuple[Any, ...]:
-    """Return the rule of the op, in the form that C++ reads: arguments by their place in the schema."""
-    namespace, _, short_name = name.partition("::")
-    op = getattr(getattr(getattr(torch.ops, namespace), short_name), overload or "default")
-    rule = rule_for(op)
-    pointwise = pointwise_op(op, rule.name)
-    places = {argument.name: place for place, argument in enumerate(op._schema.arguments)}
-    return (
-        rule.name,
-        _TREATMENTS.index(rule.treatment),
-        [places[argument] if isinstance(argument, str) else argument for argument in rule.written],
-        rule.draws_random,
-        rule.deterministic_on_cuda,
-        rule.dropout_argument,
-        rule.batch_norm_arguments,
-        () if pointwise is None else pointwise.arguments,
-        pointwise is not None and pointwise.casts,
-        pointwise is not None and pointwise.is_exact,
-    )

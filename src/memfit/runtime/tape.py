@@ -27,6 +27,7 @@ from memfit.runtime.call_arguments import (
     written_tensors,
 )
 from memfit.runtime.forward_pass import Rounds
+from memfit.runtime.interception import OpInterceptor
 from memfit.runtime.offloading import HostCopies
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.recipes import FetchRecipe, InPlaceRecipe, OverwriteRecipe, Recipe
@@ -40,10 +41,8 @@ from memfit.runtime.recorded_modules import (
 )
 from memfit.runtime.replay import read
 from memfit.runtime.torch_internals import (
-    DispatchMode,
     UnpackHook,
     detached_alias,
-    detached_alias_below_autograd,
     outer_saved_tensors_hooks,
     refuses_saved_tensors_hooks,
 )
@@ -100,8 +99,8 @@ class Frame:
         )
 
 
-class Tape(DispatchMode):
-    """Records the ops of one forward pass, as a dispatch mode."""
+class Tape(OpInterceptor):
+    """Records the ops of one forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +228,7 @@ class Tape(DispatchMode):
         # Hooks around the model have the say in where things are kept.
         if self._outer_hooks is not None or type(output) is not Tensor:
             return
-        alias = detached_alias_below_autograd(output)
+        alias = self.detached_alias(output)
         copy = self._offloading.send(alias, version, self._region.place, rule.name, self._region.window_bytes)
         if copy is not None:
             geometry = geometry_of(output)
@@ -273,7 +272,7 @@ class Tape(DispatchMode):
                     geometry = content.geometry
                     recipe = self._record(InPlaceRecipe, op, rule, args, kwargs, draw)
         result = op(*args, **kwargs)
-        if rule.name.startswith("aten._foreach_"):
+        if self.is_dispatch_mode and rule.name.startswith("aten._foreach_"):
             # Inside a dispatch mode torch itself does not count these, and views of what is written would not notice.
             torch.autograd.graph.increment_version(written)
         for tensor in written:
@@ -346,7 +345,7 @@ class Tape(DispatchMode):
             # Nothing counts the writes to it.
             return HeldTensor(tensor.clone(), self._region.place, rule.name)
         # The very tensor where that can be: whoever shards parameters gives them other memory in between.
-        alias = tensor if _has_no_history(tensor) else detached_alias_below_autograd(tensor)
+        alias = tensor if _has_no_history(tensor) else self.detached_alias(tensor)
         held = HeldTensor(alias, self._region.place, rule.name)
         note.held.append(weakref.ref(held))
         return held

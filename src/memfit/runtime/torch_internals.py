@@ -59,6 +59,11 @@ def num_references(storage: torch.UntypedStorage) -> int:
     return torch._C._storage_Use_Count(storage._cdata)
 
 
+def is_fake_mode_active() -> bool:
+    """Return whether ops run on fake tensors now."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 def outer_saved_tensors_hooks() -> tuple[PackHook, UnpackHook] | None:
     """Return the saved-tensor hooks in force, or None. torch itself only ever calls the innermost pair."""
     # The argument asks for the hooks even while tracing, which never happens here.

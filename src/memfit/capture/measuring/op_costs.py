@@ -16,8 +16,8 @@ from memfit.capture.measuring.roofline import Roofline
 from memfit.capture.recording.op_facts import signature_of
 from memfit.capture.recording.step_recording import OpFacts
 from memfit.graph.model_profile import RecordedOp
+from memfit.runtime.interception import OpInterceptor
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
-from memfit.runtime.torch_internals import DispatchMode
 
 _MAX_OWN_RUNS = 9
 
@@ -29,7 +29,7 @@ class Cost(NamedTuple):
     workspace_bytes: int = 0
 
 
-class OpMeter(DispatchMode):
+class OpMeter(OpInterceptor):
     """Measures the ops of a step while it runs, on the tensors that they come with.
 
     Each kind of op is tried several times when it first comes by, before it runs for good; the results of trials are

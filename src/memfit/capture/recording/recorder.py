@@ -21,11 +21,11 @@ from memfit.distributed.local_tensors import has_dtensor
 from memfit.graph.model_profile import Phase, RecordedOp, Replay
 from memfit.graph.names import NO_GRADIENTS, ValueName
 from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, is_strided, tensors_in, written_tensors
+from memfit.runtime.interception import OpInterceptor
 from memfit.runtime.native_tape import fuses_on
 from memfit.runtime.op_rules import OpRule, Treatment, rule_for
 from memfit.runtime.storage_attribute import StorageAttribute
 from memfit.runtime.storage_size import storage_bytes_on
-from memfit.runtime.torch_internals import DispatchMode
 
 UNSEEN_OP = "memfit.unseen"
 """The op that stands for making a storage which no op returned: a Python number made a tensor, compiled code."""
@@ -42,7 +42,7 @@ class _Buffer:
         self.content: int | None = None
 
 
-class StepRecorder(DispatchMode):
+class StepRecorder(OpInterceptor):
     """A dispatch mode that fills ``recording`` with what runs inside `recording_ops`, until `close`.
 
     ``outside`` names what exists before the step, as far as that is known; ``is_outside`` decides it for a tensor that

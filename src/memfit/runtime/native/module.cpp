@@ -114,6 +114,10 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   module.def("way_in", &way_in);
   define_offloading(module);
   module.attr("key_name") = c10::toString(KEY);
+  module.def("intercept", &intercept);
+  module.def("detached_alias", [](const py::object& tensor) {
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(detached_alias(THPVariable_Unpack(tensor.ptr()))));
+  });
   module.def("is_listening", [] { return listening_tape != nullptr; });
   module.def("tell_of_memory", [](py::object listener) {
     std::swap(python->memory_listener, listener);

@@ -18,6 +18,7 @@
 
 #include "call_arguments.h"
 #include "dispatch_guards.h"
+#include "interception.h"
 #include "notes.h"
 #include "replay.h"
 #include "watching.h"
@@ -109,7 +110,9 @@ inline void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack*
   c10::impl::ExcludeDispatchKeyGuard unheard(KEY);
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
   // A thread of autograd's may have the key on, but nobody who listens.
-  if (listening_tape == nullptr || listening_tape->frame == nullptr) {
+  if (listening_tape == nullptr) {
+    if (!is_handled(op, stack)) op.redispatchBoxed(below, stack);
+  } else if (listening_tape->frame == nullptr) {
     op.redispatchBoxed(below, stack);
   } else {
     listening_tape->hear(op, below, stack);

@@ -81,10 +81,12 @@ struct UsualOp<Op, Result(Arguments...)> {
       const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
       return Op::redispatch(below, std::forward<Arguments>(arguments)...);
     };
+    static const auto boxed = c10::BoxedKernel::makeFromFunction<&memfit::hear>();
+    using Boxing = c10::impl::BoxedKernelWrapper<Result(Arguments...)>;
+    if (listening_tape == nullptr && op_handler.load(std::memory_order_relaxed) != nullptr)
+      return Boxing::call(boxed, op, keys, std::forward<Arguments>(arguments)...);
     if (passes_by(op, arguments...)) return run();
     if constexpr (std::is_reference_v<Result>) {
-      static const auto boxed = c10::BoxedKernel::makeFromFunction<&memfit::hear>();
-      using Boxing = c10::impl::BoxedKernelWrapper<Result(Arguments...)>;
       return Boxing::call(boxed, op, keys, std::forward<Arguments>(arguments)...);
     } else {
       auto kept = c10::impl::boxArgs<Arguments...>(static_cast<Arguments>(arguments)...);
