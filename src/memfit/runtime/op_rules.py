@@ -142,7 +142,8 @@ def is_random(rule: OpRule, args: tuple[Any, ...]) -> bool:
     if not rule.draws_random:
         return False
     position = rule.dropout_argument
-    return position is None or position >= len(args) or bool(args[position])
+    # An argument that is left out has its default, which is no dropout.
+    return position is None or (position < len(args) and bool(args[position]))
 
 
 def _read_rule(op: Any) -> OpRule:
