@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -97,9 +98,19 @@ inline void call_handler(PyObject* handler, const c10::OperatorHandle& op, Stack
   }
 }
 
+// Whether ops run on fake tensors, or are traced: where a model compiles a part of itself.
+inline bool is_traced() {
+  using c10::impl::TorchDispatchModeKey;
+  using c10::impl::TorchDispatchModeTLS;
+  return TorchDispatchModeTLS::any_modes_set() &&
+         (TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FAKE) ||
+          TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY) ||
+          TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FUNCTIONAL));
+}
+
 // Returns whether the handler ran the op; the caller has excluded the key.
 inline bool is_handled(const c10::OperatorHandle& op, Stack* stack) {
-  if (op_handler.load() == nullptr) return false;
+  if (op_handler.load() == nullptr || is_traced()) return false;
   py::gil_scoped_acquire gil;
   const auto handler = py::reinterpret_borrow<py::object>(op_handler.load());
   if (!handler) return false;
