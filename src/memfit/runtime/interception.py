@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from memfit.runtime import native_library
-from memfit.runtime.torch_internals import DispatchMode, detached_alias_below_autograd, is_fake_mode_active
+from memfit.runtime.torch_internals import DispatchMode, detached_alias_below_autograd, is_fake_mode_active, is_tracing
 
 
 class OpInterceptor(DispatchMode):
@@ -32,7 +32,7 @@ class OpInterceptor(DispatchMode):
             return super().__enter__()  # type: ignore[no-untyped-call]
         self._native = native
         OpInterceptor._is_any_active = True
-        native.intercept(self.__torch_dispatch__)
+        native.intercept(self._handle)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -42,6 +42,12 @@ class OpInterceptor(DispatchMode):
         self._native.intercept(None)
         OpInterceptor._is_any_active = False
         self._native = None
+
+    def _handle(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        # What runs while a part of the model is compiled is none of the step's ops.
+        if is_tracing():
+            return op(*args, **kwargs)
+        return self.__torch_dispatch__(op, types, args, kwargs)  # type: ignore[no-untyped-call]
 
     @property
     def is_dispatch_mode(self) -> bool:

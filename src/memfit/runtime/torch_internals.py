@@ -59,6 +59,11 @@ def num_references(storage: torch.UntypedStorage) -> int:
     return torch._C._storage_Use_Count(storage._cdata)
 
 
+def is_tracing() -> bool:
+    """Return whether torch.compile traces a function now, in this thread."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
 def is_fake_mode_active() -> bool:
     """Return whether ops run on fake tensors now."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
