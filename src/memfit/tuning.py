@@ -147,7 +147,8 @@ def tune(
     doubled from 1 until no plan keeps the step within the budget, then looked for more closely around the best. Bytes
     of each size are those of a step on fake tensors, so that a size may be tried whose plain step is too large to run;
     seconds follow from two sizes that are measured. The sizes that are predicted to be fastest are run by their plans.
-    With a ``global_batch``, only sizes that divide it count, and ``Tuned.accumulation`` steps make up one.
+    With a ``global_batch``, only sizes that divide it count, and ``Tuned.accumulation`` steps make up one; steps are
+    then measured with gradients that exist before.
 
     Where nothing fits, or ``make_batch`` raises, there is an error and the model is as it was.
     """
@@ -162,10 +163,10 @@ def tune(
     if chunk_loss:
         head_of(model)
     arguments: dict[str, Any] = {"loss": loss, "step": step, "optimizer": optimizer, "gradients": gradients}
-    batches = _Batches(make_batch, targets, arguments)
     wanted = None if sizes is None else _checked_sizes(sizes)
     if global_batch is not None:
         global_batch = whole_number(global_batch, "global_batch", minimum=1)
+    batches = _Batches(make_batch, targets, arguments, global_batch)
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown_progress:
         tuning = _Tuning(model, batches, budget, host_budget, shown_progress, chunk_loss=chunk_loss)
         rows = tuning.rows(wanted, global_batch)
@@ -178,7 +179,7 @@ def tune(
                 given.batch,
                 budget=budget,
                 targets=given.targets,
-                **arguments,
+                **arguments | {"gradients": given.gradients},
                 **options,
                 progress=shown_progress,
             )
@@ -189,10 +190,13 @@ def tune(
 class _Batches:
     """The user's batches by size, checked to have one form."""
 
-    def __init__(self, make_batch: Callable[[int], Any], targets: Any, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self, make_batch: Callable[[int], Any], targets: Any, arguments: dict[str, Any], global_batch: int | None
+    ) -> None:
         self._make_batch = make_batch
         self._targets = targets
         self._arguments = arguments
+        self._global_batch = global_batch
         self._form: list[tuple[str, torch.dtype, int]] | None = None
         self._first_size = 0
 
@@ -210,7 +214,11 @@ class _Batches:
                 f"batches of all sizes must have the same tensors, and those of make_batch({self._first_size}) and "
                 f"make_batch({size}) differ in more than sizes: {_form_in_words(self._form)} and {_form_in_words(form)}"
             )
-        return StepArguments(batch=batch, targets=targets, **self._arguments)
+        arguments = dict(self._arguments)
+        if self._global_batch is not None and size < self._global_batch:
+            # All but the first of the steps that make up a global batch begin with gradients.
+            arguments["gradients"] = "kept"
+        return StepArguments(batch=batch, targets=targets, **arguments)
 
     def _called(self, name: str, function: Callable[[int], Any], size: int) -> Any:
         try:

@@ -184,6 +184,29 @@ def test_fit_goes_below_what_is_possible_with_whole_logits(tmp_path: Path) -> No
         assert type(model(**given).logits) is LazyLogits
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_recomputing_leaves_the_bits_of_the_chunked_step(kind: str) -> None:
+    model = language_model(kind, **({"num_hidden_layers": 2} if kind == "llama" else {"n_layer": 2}))
+    given = batch(96)
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        model(**given).loss.backward()
+        return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+    with loss_in_chunks(model) as lazy_head:
+        expected = gradients()
+    assert lazy_head.has_chunked
+    profile = memfit.profile(model, given, mode="fake", chunk_loss=True)
+    with pytest.raises(memfit.InfeasibleBudgetError) as caught:
+        memfit.plan(profile, budget=1)
+    plan = memfit.plan(profile, budget=caught.value.minimum_bytes)
+    assert plan.changes_anything
+    with memfit.apply(model, plan):
+        found = gradients()
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
 def test_a_model_that_changes_its_logits_is_told_that_nothing_is_chunked() -> None:
     model = language_model(SOFTCAPPED)
     with (
