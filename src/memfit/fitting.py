@@ -15,12 +15,13 @@ from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, St
 from memfit.capture.training_step import TrainingStep
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError, VerificationError
 from memfit.fitted import Fitted
+from memfit.graph.compiled_data.compiled_blocks import CompiledProfile
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Verification
 from memfit.planning.budgets import BudgetLike, HostBudgetLike, checked_budget, checked_host_budget
 from memfit.planning.planner import plan as plan_step
-from memfit.profiling import profile_of_step
+from memfit.profiling import profile_of_step, with_compiled_blocks
 from memfit.profiling import refuse_unfit as refuse_unfit_to_profile
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.apply import remove
@@ -28,7 +29,7 @@ from memfit.runtime.chunked_loss.language_model_head import head_of
 from memfit.runtime.native_build import build_engine
 from memfit.sizes.fitting_by_size import fit_by_size
 from memfit.units import format_bytes
-from memfit.verification.verifying import verify_step
+from memfit.verification.verifying import faster_of, verify_step
 
 # A prediction is taken at its word up to this share; past it, users hear of it.
 _TOLERATED_PEAK_MISS = 0.05
@@ -75,12 +76,21 @@ def fit(
     Short batches run plain, long ones recompute more. ``targets`` is then a list with one entry for each batch. A batch
     that is larger than all of them is planned for when it comes, or refused with the largest size that fits.
 
+    With ``compile=True``, the repeated blocks run compiled, and the plan says what each of them saves; blocks that you
+    compiled are planned as well. Gradients are compared with those of the compiled step that saves everything.
+    ``compile="auto"`` tries a plan of each kind and keeps the faster.
+
     A terminal shows a progress bar; ``progress`` takes its place.
     """
     _refuse_unfit(model)
     checked_budget(budget)
     checked_host_budget(host_budget)
-    _refuse_what_is_missing(compile=compile)
+    checked_compile(compile)
+    if compile and batches is not None:
+        raise InvalidParameterError(
+            f"compile={compile!r} and batches= cannot be given together in this version of memfit: give the largest "
+            "batch as batch, or leave compile out"
+        )
     if chunk_loss:
         head_of(model)
     if batches is not None:
@@ -109,24 +119,122 @@ def fit(
     training_step = TrainingStep(model, arguments)
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
         build_engine(shown)
-        profile, plan = _fastest(training_step, budget, host_budget, shown, chunk_loss=chunk_loss)
-        verification = verify_step(training_step, plan, shown)
+        chosen = _Fitting(training_step, budget, host_budget, shown, chunk_loss=chunk_loss).best(compile)
+    _refuse_broken(chosen.verification)
+    _warn_of_surprises(chosen)
+    remove(model)
+    return Fitted(model, chosen.plan, chosen.profile, chosen.verification)
+
+
+class _Tried(NamedTuple):
+    """A plan, what it was made from, and what it did when it was tried."""
+
+    profile: ModelProfile
+    plan: Plan
+    verification: Verification
+
+
+class _Fitting:
+    """Plans a step for a budget, and tries the plans."""
+
+    def __init__(
+        self,
+        step: TrainingStep,
+        budget: BudgetLike,
+        host_budget: HostBudgetLike,
+        progress: Progress,
+        *,
+        chunk_loss: bool,
+    ) -> None:
+        self._step = step
+        self._budget = budget
+        self._host_budget = host_budget
+        self._progress = progress
+        self._chunk_loss = chunk_loss
+
+    def best(self, compile: bool | Literal["auto"]) -> _Tried:
+        """Return what was tried in eager, with compiled blocks, or of both the faster that is within the budget."""
+        self._progress.stage("profiling the plain step")
+        plain = _profiled(self._step)
+        if not compile:
+            return self._tried(self._in_eager(plain))
+        compiled = self._compiled_profiles(plain)
+        if not compiled:
+            return self._tried(self._in_eager(plain))
+        if compile is True:
+            return self._tried(_fastest_of(compiled, self._budget, self._host_budget))
+        tried: list[_Tried] = []
+        infeasible: list[InfeasibleBudgetError] = []
+        for choose in (self._in_eager, lambda _: _fastest_of(compiled, self._budget, self._host_budget)):
+            try:
+                tried.append(self._tried(choose(plain)))
+            except InfeasibleBudgetError as error:
+                infeasible.append(error)
+        if not tried:
+            raise min(infeasible, key=lambda error: error.minimum_bytes)
+        holding = [each for each in tried if each.verification.holds] or tried[:1]
+        return holding[faster_of(self._step, [each.plan for each in holding], self._progress)]
+
+    def _in_eager(self, plain: ModelProfile) -> _Choice:
+        return _fastest(plain, self._step, self._budget, self._host_budget, self._progress, chunk_loss=self._chunk_loss)
+
+    def _compiled_profiles(self, plain: ModelProfile) -> list[ModelProfile]:
+        """Return the step measured with compiled blocks, where asked for also with a chunked loss; warn of the rest."""
+        profiles = [with_compiled_blocks(plain, self._step, self._progress)]
+        assert profiles[0].compiled is not None
+        _warn_of_what_is_not_compiled(profiles[0].compiled)
+        if not profiles[0].compiled.kinds:
+            return []
+        if self._chunk_loss:
+            chunked = with_compiled_blocks(plain, self._step, self._progress, chunk_loss=True)
+            if chunked.chunks_loss and chunked.compiled is not None:
+                # Both are compared with the step as it is.
+                plain_seconds = profiles[0].compiled.plain_seconds
+                profiles.append(replace(chunked, compiled=replace(chunked.compiled, plain_seconds=plain_seconds)))
+        return profiles
+
+    def _tried(self, choice: _Choice) -> _Tried:
+        profile, plan = choice
+        verification = verify_step(self._step, plan, self._progress)
         for _ in range(1, _MOST_PLANS):
             if verification.within_budget:
                 break
-            shown.stage("planning again")
-            plan = _plan_with_more_room(training_step, profile, plan, verification, host_budget)
-            verification = verify_step(training_step, plan, shown)
-    _refuse_broken(verification)
-    _warn_of_surprises(profile, plan, verification)
-    remove(model)
-    return Fitted(model, plan, profile, verification)
+            self._progress.stage("planning again")
+            plan = _plan_with_more_room(self._step, profile, plan, verification, self._host_budget)
+            verification = verify_step(self._step, plan, self._progress)
+        return _Tried(profile, plan, verification)
 
 
-def _refuse_what_is_missing(**options: object) -> None:
-    for name, value in options.items():
-        if value:
-            raise InvalidParameterError(f"{name}={value!r} is not available in this version of memfit")
+def _fastest_of(profiles: Sequence[ModelProfile], budget: BudgetLike, host_budget: HostBudgetLike) -> _Choice:
+    """Return the fastest plan for any of the profiles of steps with compiled blocks."""
+    choices: list[_Choice] = []
+    infeasible: list[InfeasibleBudgetError] = []
+    for profile in profiles:
+        try:
+            choices.append(_Choice(profile, plan_step(profile, budget=budget, host_budget=host_budget)))
+        except InfeasibleBudgetError as error:
+            infeasible.append(error)
+    if not choices:
+        raise min(infeasible, key=lambda error: error.minimum_bytes)
+    return min(choices, key=lambda choice: choice.plan.predicted_overhead)
+
+
+def checked_compile(compile: object) -> None:
+    """Raise unless ``compile`` is True, False or "auto"."""
+    if compile not in (True, False, "auto"):
+        raise InvalidParameterError(f'compile is True, False or "auto"; got {compile!r}')
+
+
+def _warn_of_what_is_not_compiled(compiled: CompiledProfile) -> None:
+    if compiled.not_compiled:
+        path, reason = next(iter(compiled.not_compiled.items()))
+        warnings.warn(
+            f"{len(compiled.not_compiled)} blocks stay in eager, since they cannot be compiled as a whole; "
+            f"{path!r}: {reason}",
+            stacklevel=4,
+        )
+    elif not compiled.kinds:
+        warnings.warn("the model has no repeated blocks to compile; it is planned in eager", stacklevel=4)
 
 
 class _Choice(NamedTuple):
@@ -141,11 +249,15 @@ class _Choice(NamedTuple):
 
 
 def _fastest(
-    step: TrainingStep, budget: BudgetLike, host_budget: HostBudgetLike, progress: Progress, *, chunk_loss: bool
+    plain: ModelProfile,
+    step: TrainingStep,
+    budget: BudgetLike,
+    host_budget: HostBudgetLike,
+    progress: Progress,
+    *,
+    chunk_loss: bool,
 ) -> _Choice:
-    """Return the fastest plan for ``budget``, with a chunked loss or without."""
-    progress.stage("profiling the plain step")
-    plain = _profiled(step)
+    """Return the fastest plan for ``budget``, with a chunked loss or without; ``plain`` is the plain step's profile."""
     progress.stage("planning")
     chosen: _Choice | None = None
     infeasible: InfeasibleBudgetError | None = None
@@ -263,8 +375,9 @@ def _refuse_broken(verification: Verification) -> None:
         )
 
 
-def _warn_of_surprises(profile: ModelProfile, plan: Plan, verification: Verification) -> None:
-    if not plan.recorded_modules and not plan.chunks_loss:
+def _warn_of_surprises(tried: _Tried) -> None:
+    profile, plan, verification = tried
+    if not plan.changes_anything and not plan.chunks_loss:
         warnings.warn(
             f"the plan changes nothing: the plain step peaks at {format_bytes(profile.peak_bytes)}, which is within "
             f"the budget of {format_bytes(plan.budget_bytes or 0)}",

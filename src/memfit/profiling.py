@@ -17,6 +17,7 @@ from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import refuse_fsdp1
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
+from memfit.progress import Progress, Quiet
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks
 from memfit.runtime.forward_wrapping import plans_set_aside
 
@@ -36,6 +37,37 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         return replace(completed, device=profile.device)
 
 
+def with_compiled_blocks(
+    profile: ModelProfile,
+    step: TrainingStep,
+    progress: Progress | None = None,
+    *,
+    chunk_loss: bool = False,
+    num_cuts: int = 4,
+) -> ModelProfile:
+    """Return ``profile`` of ``step`` with what was measured of compiled blocks; with ``chunk_loss``, beside that.
+
+    ``num_cuts`` is how many partitions of each kind of block are tried besides torch's own: each takes seconds to
+    compile, and mixtures of a few are within a few percent of mixtures of many.
+    """
+    if step.ranks.are_several:
+        raise InvalidParameterError(
+            "compiled blocks cannot be planned in a job of several processes in this version of memfit; use "
+            "compile=False"
+        )
+    # Importing torch's compiler takes seconds.
+    from memfit.compiled.compiled_steps import profile_of_compiled_step
+
+    shown = progress or Quiet()
+    state = KeptState(step)
+    with plans_set_aside(step.model), state.kept_optimizer():
+        if not chunk_loss:
+            return replace(profile, compiled=profile_of_compiled_step(step, state, shown, num_cuts))
+        with loss_in_chunks(step.model) as lazy_head:
+            compiled = profile_of_compiled_step(step, state, shown, num_cuts)
+        return replace(profile, compiled=compiled, chunks_loss=lazy_head.has_chunked)
+
+
 _PROFILE_OF_STEP = {"real": profile_of_real_step, "fake": profile_of_fake_step}
 
 
@@ -50,6 +82,7 @@ def profile(
     mode: ProfileMode = "real",
     gradients: GradientsMode = "fresh",
     chunk_loss: bool = False,
+    compile: bool = False,
 ) -> ModelProfile:
     """Measure one training step of ``model`` and describe it as data.
 
@@ -73,10 +106,15 @@ def profile(
 
     With ``chunk_loss``, the step is measured with a language model's output projection and cross-entropy in chunks of
     tokens, as `fit` describes it. A plan for that profile runs it in the same way.
+
+    With ``compile``, the model's repeated blocks are also compiled, in several partitions that save more or less, and
+    the step is measured with each: a plan for such a profile chooses a partition for each block.
     """
     refuse_unfit(model, mode)
     arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
-    return profile_of_step(TrainingStep(model, arguments), mode, chunk_loss=chunk_loss)
+    training_step = TrainingStep(model, arguments)
+    measured = profile_of_step(training_step, mode, chunk_loss=chunk_loss)
+    return with_compiled_blocks(measured, training_step, chunk_loss=chunk_loss) if compile else measured
 
 
 def profile_of_step(step: TrainingStep, mode: ProfileMode, *, chunk_loss: bool = False) -> ModelProfile:

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from memfit.graph.compiled_data.compiled_blocks import CompiledProfile
 from memfit.graph.inputs import Input
 from memfit.graph.layer_profile import LayerMemoryProfile
 from memfit.graph.summaries import html_summary, text_summary
@@ -183,6 +184,7 @@ class ModelProfile:
     their seconds in the step, on a device whose clock is not throttled. ``chunks_loss`` is whether the step computes a
     language model's head and loss in chunks of tokens. ``module_calls`` are the calls of modules with gradients, in the
     order in which they began; empty where they were not recorded.
+    ``compiled`` is what was measured of compiled blocks; plans for such a profile compile them.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -201,6 +203,7 @@ class ModelProfile:
     unthrottled_share: float = 1.0
     chunks_loss: bool = False
     module_calls: tuple[ModuleCall, ...] = ()
+    compiled: CompiledProfile | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path`` as JSON, compressed where the path ends in ``.gz``."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from memfit.graph.compiled_data.compiled_blocks import CompiledPlan
 from memfit.graph.inputs import Input
 from memfit.graph.outline import StepOutline
 from memfit.graph.summaries import html_summary, text_summary
@@ -47,6 +48,8 @@ class Plan:
     at a time: out of the device in the forward pass, and fetched ahead of their reader in the backward pass.
     With ``chunks_loss``, a language model's head and loss are computed in chunks of tokens.
     ``outline`` has the op calls of the profiled step, by which the engine finds the values.
+
+    ``compiled`` has the blocks that run compiled, each with the partition that it uses; None where none does.
     """
 
     decisions: Mapping[str, Decision]
@@ -63,6 +66,7 @@ class Plan:
     window_bytes: int = 0
     chunks_loss: bool = False
     outline: StepOutline | None = field(default=None, compare=False)
+    compiled: CompiledPlan | None = None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to ``path`` as JSON with one decision a line, all of it or nothing."""
@@ -79,8 +83,8 @@ class Plan:
 
     @property
     def changes_anything(self) -> bool:
-        """Whether any value is not saved."""
-        return any(decision is not Decision.SAVE for decision in self.decisions.values())
+        """Whether any value is not saved, or any block runs compiled."""
+        return self.compiled is not None or any(decision is not Decision.SAVE for decision in self.decisions.values())
 
     def summary_lines(self) -> dict[str, str]:
         """Return what is predicted and decided, a few words for each."""
@@ -93,6 +97,8 @@ class Plan:
         lines["values"] = decided or "none"
         if self.chunks_loss:
             lines["loss"] = "in chunks of tokens"
+        if self.compiled is not None:
+            lines["compiled"] = self.compiled.in_words()
         if self.host_bytes:
             lines["host"] = f"{format_bytes(self.host_bytes)} of pinned memory"
         return lines

@@ -20,6 +20,9 @@
       ]
     }
 
+Plans that compile blocks have ``"compiled"`` as well: the kinds of blocks with the partitions that they use, and the
+choice of each block.
+
 A group is a run of values made one after the other in one module, so that reading the groups in order gives the
 decisions in the order in which the values are made, which is how the engine tells the calls of an op apart.
 """
@@ -34,6 +37,7 @@ from typing import Any
 
 from memfit.documents import check_fields, check_kind, read_document, write_text
 from memfit.errors import InvalidParameterError, PlanFileError
+from memfit.graph.compiled_data.compiled_blocks_file import compiled_document, compiled_plan_from_document
 from memfit.graph.inputs import inputs_document, inputs_from_document
 from memfit.graph.names import is_value_name
 from memfit.graph.plan import Decision, Plan
@@ -73,6 +77,9 @@ def plan_text(plan: Plan) -> str:
         **({name: getattr(plan, name) for name in _OFFLOADING} if plan.host_bytes or plan.window_bytes else {}),
     }
     lines = [f"  {_text(name)}: {_text(value)}," for name, value in head.items()]
+    if plan.compiled is not None:
+        compiled = json.dumps(compiled_document(plan.compiled), ensure_ascii=False, indent=2)
+        lines.append('  "compiled": ' + compiled.replace("\n", "\n  ") + ",")
     return "{\n" + "\n".join(lines) + '\n  "groups": ' + _groups_text(plan) + "\n}\n"
 
 
@@ -80,7 +87,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Return the plan in the file at ``path``; what is wrong with it is a ``PlanFileError`` with the place."""
     document = read_document(path)
     check_kind(document, path, expected=PLAN_FORMAT, version=PLAN_VERSION)
-    check_fields(document, f"{path}", required=_FIELDS, optional=frozenset({"inputs", "chunks_loss", *_OFFLOADING}))
+    check_fields(
+        document, f"{path}", required=_FIELDS, optional=frozenset({"inputs", "chunks_loss", "compiled", *_OFFLOADING})
+    )
     budget_bytes = document["budget_bytes"]
     for name in _MODULES:
         paths = document[name]
@@ -108,11 +117,16 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         inputs=inputs,
         recompute_flops=counts["recompute_flops"],
         predicted_peak_bytes=counts["predicted_peak_bytes"],
-        predicted_overhead=_share(document, "predicted_overhead", path),
+        predicted_overhead=_share(document, "predicted_overhead", path, least=-1),
         optimality_gap=_share(document, "optimality_gap", path),
         host_bytes=offloading["host_bytes"],
         window_bytes=offloading["window_bytes"],
         chunks_loss=chunks_loss,
+        compiled=(
+            compiled_plan_from_document(document["compiled"], f"{path}: compiled")
+            if document.get("compiled") is not None
+            else None
+        ),
     )
 
 
@@ -150,8 +164,8 @@ def _decisions(groups: Any, path: str | os.PathLike[str]) -> dict[str, Decision]
     return decisions
 
 
-def _share(document: dict[str, Any], name: str, path: str | os.PathLike[str]) -> float:
+def _share(document: dict[str, Any], name: str, path: str | os.PathLike[str], *, least: int = 0) -> float:
     value = document[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
-        raise PlanFileError(f'{path}: "{name}" must be a number, at least 0; got {shown(value)}')
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= sys.float_info.max:
+        raise PlanFileError(f'{path}: "{name}" must be a number, at least {least}; got {shown(value)}')
     return float(value)

@@ -13,6 +13,7 @@ from typing import Any
 
 from memfit.documents import check_fields, check_kind, read_document, write_text
 from memfit.errors import InvalidParameterError, PlanFileError
+from memfit.graph.compiled_data.compiled_blocks_file import compiled_document, compiled_profile_from_document
 from memfit.graph.inputs import Input, inputs_document, inputs_from_document
 from memfit.graph.layer_profile import LayerMemoryProfile, LayerTypeHint
 from memfit.graph.model_profile import (
@@ -68,6 +69,8 @@ def save_profile(profile: ModelProfile, path: str | os.PathLike[str]) -> None:
         head["host"] = asdict(profile.host)
     if profile.link is not None:
         head["link"] = asdict(profile.link)
+    if profile.compiled is not None:
+        head["compiled"] = compiled_document(profile.compiled)
     if profile.unthrottled_share != 1.0:
         head["unthrottled_share"] = profile.unthrottled_share
     if profile.chunks_loss:
@@ -89,7 +92,7 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     document = read_document(path)
     check_kind(document, path, expected=PROFILE_FORMAT, version=PROFILE_VERSION)
     required = frozenset({"format", "version", *_HEAD, *_LISTS})
-    optional = frozenset({"host", "inputs", "link", "unthrottled_share", "chunks_loss", "module_calls"})
+    optional = frozenset({"compiled", "host", "inputs", "link", "unthrottled_share", "chunks_loss", "module_calls"})
     check_fields(document, f"{path}", required=required, optional=optional)
     document.setdefault("module_calls", [])
     for name in (*_LISTS, "module_calls"):
@@ -102,6 +105,8 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
         contents["host"] = _read(reader.host, document["host"], f"{path}: host")
     if document.get("link") is not None:
         contents["link"] = _read(reader.link, document["link"], f"{path}: link")
+    if document.get("compiled") is not None:
+        contents["compiled"] = compiled_profile_from_document(document["compiled"], f"{path}: compiled")
     contents["unthrottled_share"] = _read(reader.unthrottled_share, document.get("unthrottled_share", 1.0), f"{path}")
     contents["chunks_loss"] = document.get("chunks_loss", False)
     if not isinstance(contents["chunks_loss"], bool):

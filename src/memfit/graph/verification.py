@@ -53,7 +53,9 @@ class Verification:
     of the length that it would have if all gradients were of about the same size, where that is larger). The tolerance
     is the square root of the rounding unit of the logits' type, and None for other plans, whose bits must agree.
 
-    Where the plain step does not fit the device, its fields and those computed from it are None.
+    Where the plain step does not fit the device, its fields and those computed from it are None. ``compared_with`` is
+    the step that the gradients are compared with, and whose gradients the fields on the plain step's are of: for
+    compiled blocks, the compiled step that saves everything.
     """
 
     gradients_equal: bool | None
@@ -81,6 +83,7 @@ class Verification:
     gradient_distance: float | None = None
     gradient_tolerance: float | None = None
     num_gradients: int | None = None
+    compared_with: str = "plain step"
 
     @property
     def within_budget(self) -> bool:

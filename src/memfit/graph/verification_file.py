@@ -21,7 +21,14 @@ _INFINITE = "infinite"
 _FIELDS = tuple(field.name for field in fields(Verification))
 # Not in files of memfit's first days.
 _LATER_FIELDS = frozenset(
-    {"plain_gradient_distance", "host_bytes", "num_gradients", "gradient_distance", "gradient_tolerance"}
+    {
+        "plain_gradient_distance",
+        "host_bytes",
+        "num_gradients",
+        "gradient_distance",
+        "gradient_tolerance",
+        "compared_with",
+    }
 )
 # Written for readers and other tools; read back, they follow from the rest.
 _EXTRAS = ("within_budget", "holds")
@@ -125,4 +132,5 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "host_bytes": whole_number,
     "gradient_distance": _or_none(_error),
     "gradient_tolerance": _or_none(_number),
+    "compared_with": _text,
 }

@@ -22,6 +22,7 @@ from memfit.planning.candidates.pool import Candidate
 from memfit.planning.forced import Forced, forced_values
 from memfit.planning.known_steps import KnownStep, known_step
 from memfit.planning.offload.offloadable import host_bytes_of, most_offloaded_bytes
+from memfit.planning.partitions.partition_mix import frontier_of_compiled, plan_of_compiled
 from memfit.planning.search import Exploration
 from memfit.planning.step import Step
 from memfit.planning.step.block_values import BlockValues
@@ -66,6 +67,8 @@ def plan(
         raise InvalidParameterError(
             f'plan() takes exactly one of budget ("20GiB") and strategy (memfit.EveryNthLayer(2)); got {given}'
         )
+    if profile.compiled is not None and profile.compiled.kinds:
+        return _compiled_plan(profile, budget, strategy, [*force_save, *force_recompute], host_budget)
     if strategy is not None and checked_host_budget(host_budget) != 0:
         raise InvalidParameterError(
             f"host_budget={host_budget!r} goes with a budget; layer strategies recompute, and offload nothing. Leave "
@@ -93,6 +96,31 @@ def plan(
     raise _infeasible(known, exploration, _smallest(known, entries), budget_bytes, host_bytes)
 
 
+def _compiled_plan(
+    profile: ModelProfile,
+    budget: BudgetLike | None,
+    strategy: LayerStrategy | None,
+    selectors: Sequence[str],
+    host_budget: HostBudgetLike,
+) -> Plan:
+    if strategy is not None or selectors:
+        raise InvalidParameterError(
+            "this profile is of a step with compiled blocks, for which partitions are planned: give a budget, and "
+            "neither a strategy nor selectors; or profile with compile=False"
+        )
+    _refuse_host_budget(host_budget)
+    assert budget is not None
+    return plan_of_compiled(profile, budget_in_bytes(budget, profile))
+
+
+def _refuse_host_budget(host_budget: HostBudgetLike) -> None:
+    if checked_host_budget(host_budget) != 0:
+        raise InvalidParameterError(
+            f"host_budget={host_budget!r}: what compiled blocks save cannot be offloaded in this version of memfit. "
+            "Leave it out, or use compile=False"
+        )
+
+
 def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudgetLike = 0) -> tuple[FrontierPoint, ...]:
     """Return at most ``points`` plans from the fastest to the smallest, each smaller and slower than the one before.
 
@@ -101,6 +129,9 @@ def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudget
     """
     _refuse_other_profiles(profile)
     num_points = whole_number(points, "points", minimum=1)
+    if profile.compiled is not None and profile.compiled.kinds:
+        _refuse_host_budget(host_budget)
+        return frontier_of_compiled(profile, num_points)
     known = known_step(profile)
     exploration = known.exploration()
     host_bytes = host_budget_in_bytes(host_budget, profile)

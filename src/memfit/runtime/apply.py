@@ -14,6 +14,7 @@ from torch import nn
 
 from memfit.distributed.wrapped_models import bare_model
 from memfit.errors import InvalidParameterError, MemfitError
+from memfit.graph.compiled_data.compiled_blocks import CompiledPlan
 from memfit.graph.inputs import Input
 from memfit.graph.plan import Plan
 from memfit.graph.size_plans import SizePlans
@@ -36,7 +37,7 @@ def apply(model: nn.Module, plan: Plan) -> Applied:
     was made for have right gradients and another peak; the first one warns.
     """
     _refuse_unfit(model, plan)
-    if not plan.recorded_modules and not plan.chunks_loss:
+    if not plan.recorded_modules and not plan.chunks_loss and plan.compiled is None:
         warnings.warn("the plan saves every value: training runs as before, nothing will change", stacklevel=2)
     return Applied(model, plan, new_tape)
 
@@ -61,8 +62,27 @@ class Applied:
         # The chunked loss is part of what the plan was made for: it is inside whatever the plan records.
         self._unwrap: list[Callable[[], None]] | None = [chunk_loss_of(model)] if plan.chunks_loss else []
         modules = dict(model.named_modules())
-        for path, runner in _runners_of(plan, model, new_tape, InputCheck(plan.inputs)).items():
+        input_check = InputCheck(plan.inputs)
+        if plan.compiled is not None:
+            self._compile(plan.compiled, input_check)
+        for path, runner in _runners_of(plan, model, new_tape, input_check).items():
             self._unwrap.append(wrap_forward(modules[path], runner, self))
+
+    def _compile(self, compiled: CompiledPlan, input_check: InputCheck) -> None:
+        """Let the blocks run compiled, and warn of inputs that were not planned for."""
+        # Importing torch's compiler takes seconds.
+        from memfit.runtime.compiling.planned_blocks import PlannedBlocks
+
+        def check_inputs(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if torch.is_grad_enabled():
+                input_check.see(forward, args, kwargs)
+            return forward(*args, **kwargs)
+
+        assert self._unwrap is not None
+        model = bare_model(self.model)
+        partitions = {path: compiled.partition_of(path) for path in compiled.choice}
+        self._unwrap.append(wrap_forward(model, check_inputs, self))
+        self._unwrap.append(PlannedBlocks(model, partitions, owner=self).remove)
 
     @property
     def is_applied(self) -> bool:
@@ -187,7 +207,8 @@ def _refuse_unfit(model: nn.Module, plan: Plan) -> None:
             f"a plan is at work on this {type(model).__name__} (or on a part of it) already; remove() that one first"
         )
     modules = dict(bare_model(model).named_modules())
-    missing = [path for path in (*plan.recorded_modules, *plan.hooked_modules) if path not in modules]
+    planned = (*plan.recorded_modules, *plan.hooked_modules, *(plan.compiled.choice if plan.compiled else ()))
+    missing = [path for path in planned if path not in modules]
     if missing:
         raise InvalidParameterError(
             f"this plan is for another model: {type(model).__name__} has no module {missing[0]!r}; "

@@ -77,8 +77,12 @@ def outer_saved_tensors_hooks() -> tuple[PackHook, UnpackHook] | None:
 
 def refuses_saved_tensors_hooks() -> bool:
     """Return whether torch refuses saved-tensor hooks now: in transforms of torch.func, and where they are disabled."""
-    in_transform = torch._C._functorch.peek_interpreter_stack() is not None
-    return in_transform or not torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+    return in_function_transform() or not torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+
+
+def in_function_transform() -> bool:
+    """Return whether this runs inside a transform of torch.func."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def let_higher_order_operators_through(key_name: str) -> None:

@@ -37,6 +37,12 @@ def planned(plan: Plan) -> Way:
     return by_plan
 
 
+def compiled_reference(plan: Plan) -> Way:
+    """Run the blocks that ``plan`` compiles compiled, and save everything in them."""
+    assert plan.compiled is not None
+    return planned(replace(plan, compiled=plan.compiled.reference()))
+
+
 def checkpointed(paths: Sequence[str]) -> Way:
     """Run each of the modules at ``paths`` under torch.utils.checkpoint."""
 

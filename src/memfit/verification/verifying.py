@@ -25,7 +25,7 @@ from memfit.runtime.model_inputs import warn_of_other_inputs
 from memfit.units import format_bytes
 from memfit.verification.gradients import GradientDifference, difference_between
 from memfit.verification.machine import device_name
-from memfit.verification.methods import plain, planned
+from memfit.verification.methods import compiled_reference, plain, planned
 from memfit.verification.trials import Measured, Trials
 
 
@@ -68,39 +68,58 @@ def verify_step(step: TrainingStep, plan: Plan, progress: Progress | None = None
     )
 
 
+def faster_of(step: TrainingStep, plans: Sequence[Plan], progress: Progress) -> int:
+    """Return the place of the plan whose steps take the least time, measured interleaved."""
+    if len(plans) == 1:
+        return 0
+    with plans_set_aside(step.model):
+        trials = Trials(step)
+        methods = [planned(plan) for plan in plans]
+        with trials.kept_optimizer():
+            for way in methods:
+                trials.warm_up(way)
+            medians = [median(seconds) for seconds in trials.seconds_in_turns(methods, progress)]
+    return medians.index(min(medians))
+
+
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    plain: Measured
+    reference: Measured
     planned: Measured
-    plain_again: Measured
+    reference_again: Measured
 
     @property
     def difference(self) -> GradientDifference:
-        return difference_between(self.plain.gradients, self.planned.gradients)
+        return difference_between(self.reference.gradients, self.planned.gradients)
 
     @property
     def noise(self) -> GradientDifference:
-        return difference_between(self.plain.gradients, self.plain_again.gradients)
+        return difference_between(self.reference.gradients, self.reference_again.gradients)
 
 
 def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verification:
     trials = Trials(step)
     with trials.kept_optimizer():
-        progress.stage("comparing gradients and peaks", num_steps=5)
+        progress.stage("comparing gradients and peaks", num_steps=5 if plan.compiled is None else 6)
+        # Compiled code rounds otherwise than eager: its gradients are compared with its own.
+        reference = plain if plan.compiled is None else compiled_reference(plan)
         types: list[torch.dtype] = []
-        with noting_type_of_logits(step.model, types) if plan.chunks_loss else nullcontext():
+        with noting_type_of_logits(step.model, types) if plan.chunks_loss and reference is plain else nullcontext():
             trials.warm_up(plain)
         progress.advance()
-        trials.warm_up(planned(plan))
-        progress.advance()
+        for way in dict.fromkeys((reference, planned(plan))):
+            if way is not plain:
+                trials.warm_up(way)
+                progress.advance()
         runs = []
-        for way in (plain, planned(plan), plain):
+        for way in (reference, planned(plan), reference):
             runs.append(trials.measured(way))
             progress.advance()
         comparison = _Comparison(*runs)
+        plain_peak_bytes = runs[0].peak_bytes if reference is plain else trials.measured(plain).peak_bytes
         plain_seconds, seconds = trials.seconds_in_turns((plain, planned(plan)), progress)
     _warn_of_other_inputs(plan, trials)
-    num_gradients = sum(gradient is not None for gradient in comparison.plain.gradients.values())
+    num_gradients = sum(gradient is not None for gradient in comparison.reference.gradients.values())
     if not num_gradients:
         raise VerificationError(
             "no gradient was compared: after the plain step every gradient is None. Leave zero_grad() out of the step, "
@@ -119,7 +138,8 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         gradient_distance=difference.largest_distance if plan.chunks_loss else None,
         gradient_tolerance=math.sqrt(torch.finfo(types[0]).eps) if types else None,
         differing_parameters=difference.names,
-        plain_peak_bytes=comparison.plain.peak_bytes,
+        plain_peak_bytes=plain_peak_bytes,
+        compared_with="plain step" if plan.compiled is None else "compiled step that saves everything",
         peak_bytes=comparison.planned.peak_bytes,
         plain_step_seconds=median(plain_seconds),
         plain_step_quartiles_seconds=_quartiles(plain_seconds),

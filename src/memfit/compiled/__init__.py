@@ -1,0 +1,1 @@
+"""Measures a training step whose repeated blocks are compiled, with each partition of the blocks."""

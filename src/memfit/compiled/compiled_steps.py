@@ -1,0 +1,306 @@
+"""Compiles the repeated blocks of a model, tries each of their partitions in the real step, and describes both as data.
+
+A menu of partitions is read from the graphs of a first step, which saves as little as possible. Then every entry of the
+menu runs in all blocks of a step: its gradients must be those of the partition that saves everything, its memory is
+measured from border to border, and its time interleaved with the plain step's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from memfit.capture.measuring.clocks import wait_for
+from memfit.capture.measuring.devices import device_of
+from memfit.capture.recording.blocks import find_blocks
+from memfit.capture.recording.recorded_runs import no_garbage_collection, record_step
+from memfit.capture.state.bits import same_bits
+from memfit.capture.state.kept_state import KeptState, existed_before
+from memfit.capture.training_step import TrainingStep
+from memfit.compiled.partition_menus import LEAST, kinds_of
+from memfit.compiled.step_segments import Border, MemoryBorders, TimeBorders, TimedSegment, memory_meter_on
+from memfit.distributed.wrapped_models import bare_model
+from memfit.graph.compiled_data.compiled_blocks import (
+    CompiledBlock,
+    CompiledKind,
+    CompiledProfile,
+    MeasuredPartition,
+    Partition,
+    SegmentKind,
+    StepSegment,
+)
+from memfit.progress import Progress
+from memfit.runtime.compiling.planned_blocks import PlannedBlocks, first_line, original_of
+from memfit.verification.gradients import Gradients, difference_between, gradients_of, gradients_of_run
+
+_FEWEST_ROUNDS, _MOST_ROUNDS = 3, 10
+_TIMING_SECONDS = 4.0
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A step in which every block uses the partition at one place of its kind's menu."""
+
+    partitions: Mapping[str, Partition]
+    borders: list[Border] = field(default_factory=list)
+    timed: list[list[TimedSegment]] = field(default_factory=list)
+
+    @property
+    def step_seconds(self) -> float:
+        return median(sum(segment.seconds for segment in run) for run in self.timed)
+
+    def pass_seconds(self, paths: Sequence[str]) -> float:
+        """Return the seconds of the passes of the blocks at ``paths``, on average over the blocks."""
+        inside = set(paths)
+        runs = [sum(segment.seconds for segment in run if segment.path in inside) for run in self.timed]
+        return median(runs) / len(paths)
+
+
+def profile_of_compiled_step(
+    step: TrainingStep, state: KeptState, progress: Progress, num_cuts: int
+) -> CompiledProfile:
+    """Return what compiled blocks take in ``step``, inside the block of ``state.kept_optimizer()``.
+
+    ``num_cuts`` is how many partitions each kind of block has, besides torch's own.
+    """
+    # Compiled code writes unseen, such as the running statistics of batch norms.
+    buffers = [(buffer, buffer.detach().clone()) for buffer in step.model.buffers()]
+    try:
+        # A plain run finds what each run must restore.
+        with suppress(torch.OutOfMemoryError), state.kept():
+            step.run()
+        return _CompiledStep(step, state, progress, num_cuts).profile()
+    finally:
+        for buffer, content in buffers:
+            if not same_bits(buffer, content):
+                buffer.detach().copy_(content)
+
+
+class _CompiledStep:
+    def __init__(self, step: TrainingStep, state: KeptState, progress: Progress, num_cuts: int) -> None:
+        self._step = step
+        self._state = state
+        self._progress = progress
+        self._num_cuts = num_cuts
+        self._model = bare_model(step.model)
+        self._device = device_of(step)
+        self._not_compiled: dict[str, str] = {}
+
+    def profile(self) -> CompiledProfile:
+        begin = time.perf_counter()
+        kinds = self._discovered_kinds()
+        trials = self._compiled_trials(kinds)
+        compile_seconds = time.perf_counter() - begin
+        kinds, trials = self._with_equal_gradients(kinds, trials)
+        plain_seconds = self._time(list(trials.values()))
+        if not kinds:
+            return CompiledProfile((), (), (), plain_seconds, plain_seconds, compile_seconds, self._not_compiled)
+        profile = _described(kinds, trials, plain_seconds)
+        return replace(profile, compile_seconds=compile_seconds, not_compiled=self._not_compiled)
+
+    def _discovered_kinds(self) -> tuple[CompiledKind, ...]:
+        """Run a step with as little saved as possible, and return the kinds of the blocks that could be compiled."""
+        modules = dict(self._model.named_modules())
+        paths = _blocks_of(self._model)
+        self._progress.stage("compiling blocks", num_steps=None)
+        borders = TimeBorders(self._device)
+        with self._state.kept(), PlannedBlocks(self._model, dict.fromkeys(paths, LEAST), borders):
+            self._step.run()
+        borders.close()
+        for path, error in borders.failures.items():
+            self._not_compiled[path] = first_line(error)
+        for path in borders.called_again:
+            self._not_compiled.setdefault(path, "it is called again before its backward pass")
+        for path, graphs in borders.graphs.items():
+            if not any(graph.forward is not None for graph in graphs):
+                self._not_compiled.setdefault(path, "it has no backward pass")
+        compiled = {path: graphs for path, graphs in borders.graphs.items() if path not in self._not_compiled}
+        return kinds_of(
+            compiled, {path: type(original_of(modules[path])).__name__ for path in compiled}, self._num_cuts
+        )
+
+    def _compiled_trials(self, kinds: Sequence[CompiledKind]) -> dict[int, _Trial]:
+        """Return a trial for each place in the menus, compiled, without those for which the device has no memory."""
+        trials: dict[int, _Trial] = {}
+        num_places = max((len(kind.partitions) for kind in kinds), default=0)
+        self._progress.stage("compiling blocks", num_steps=num_places)
+        for place in range(num_places):
+            trial = _Trial(_partitions_at(kinds, place))
+            try:
+                with self._state.kept(), PlannedBlocks(self._model, trial.partitions):
+                    self._step.run()
+                trials[place] = trial
+            except torch.OutOfMemoryError:
+                pass
+            self._progress.advance()
+        return trials
+
+    def _with_equal_gradients(
+        self, kinds: tuple[CompiledKind, ...], trials: Mapping[int, _Trial]
+    ) -> tuple[tuple[CompiledKind, ...], dict[int, _Trial]]:
+        """Measure the memory of the trials; drop those whose gradients differ from the first one's.
+
+        Where the first trial differs from itself, all are kept, and verification compares by distance.
+        """
+        self._progress.stage("measuring compiled blocks", num_steps=len(trials) + 1)
+        held = self._tensors_from_outside()
+        kept: dict[int, _Trial] = {}
+        reference: Gradients | None = None
+        is_reproducible = True
+        for place, trial in trials.items():
+            gradients = self._measure(trial, held)
+            if reference is None:
+                reference = gradients
+                is_reproducible = not difference_between(reference, self._measure(trial, held)).names
+            elif is_reproducible and difference_between(reference, gradients).names:
+                continue
+            kept[place] = trial
+            self._progress.advance()
+        kinds = tuple(
+            replace(kind, partitions=tuple(each for place, each in enumerate(kind.partitions) if place in kept))
+            for kind in kinds
+        )
+        return kinds, dict(enumerate(kept.values()))
+
+    def _measure(self, trial: _Trial, held: Sequence[Tensor]) -> Gradients:
+        with self._state.kept(), no_garbage_collection(), memory_meter_on(self._device, held) as meter:
+            borders = MemoryBorders(meter)
+            with PlannedBlocks(self._model, trial.partitions, borders):
+                self._step.run()
+            trial.borders = borders.borders()
+            gradients = gradients_of(self._step)
+        if self._state.consumes_gradients:
+            with self._state.kept(), PlannedBlocks(self._model, trial.partitions):
+                gradients = gradients_of_run(self._step)
+        return gradients
+
+    def _time(self, trials: Sequence[_Trial]) -> float:
+        """Time the trials interleaved with the plain step; return the plain step's seconds."""
+        plain: list[float] = []
+        plain_fits = True
+        num_rounds = _FEWEST_ROUNDS
+        done = 0
+        self._progress.stage("timing compiled blocks", num_steps=None)
+        while done < num_rounds:
+            begin = time.perf_counter()
+            for trial in trials:
+                trial.timed.append(self._timed(trial.partitions))
+            if plain_fits:
+                try:
+                    plain.append(sum(segment.seconds for segment in self._timed({})))
+                except torch.OutOfMemoryError:
+                    plain_fits = False
+            done += 1
+            round_seconds = time.perf_counter() - begin
+            num_rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, int(_TIMING_SECONDS / round_seconds)))
+        return median(plain) if plain else 0.0
+
+    def _timed(self, partitions: Mapping[str, Partition]) -> list[TimedSegment]:
+        with self._state.kept():
+            wait_for(self._device)
+            borders = TimeBorders(self._device)
+            with PlannedBlocks(self._model, partitions, borders):
+                self._step.run()
+            return borders.segments()
+
+    def _tensors_from_outside(self) -> list[Tensor]:
+        if self._device.type == "cuda":
+            return []
+        with self._state.kept():
+            return list(record_step(self._step, self._device, existed_before)[0].outside)
+
+
+def _blocks_of(model: nn.Module) -> list[str]:
+    """Return the paths of the repeated blocks, also of those that the user compiled."""
+    paths = [path for path, _ in model.named_modules()]
+    return find_blocks(model, paths)
+
+
+def _partitions_at(kinds: Sequence[CompiledKind], place: int) -> dict[str, Partition]:
+    """Return the partition at ``place`` of each block's menu; the last one of a menu that is shorter."""
+    return {path: kind.partitions[min(place, len(kind.partitions) - 1)] for kind in kinds for path in kind.blocks}
+
+
+def _described(kinds: tuple[CompiledKind, ...], trials: Mapping[int, _Trial], plain_seconds: float) -> CompiledProfile:
+    """Return the measured trials as blocks and segments."""
+    listed = list(trials.values())
+    shape = [(border.kind, border.path) for border in listed[0].borders]
+    order = list(dict.fromkeys(path for kind, path in shape if kind is SegmentKind.FORWARD and path is not None))
+    place_of = {path: place for place, path in enumerate(order)}
+    held = [_held_bytes(trial.borders, order) for trial in listed]
+    least = [min(of_block) for of_block in zip(*held, strict=True)]
+    num_held = _num_held(shape, place_of)
+    base_bytes = [0] * len(shape)
+    for trial, held_bytes in zip(listed, held, strict=True):
+        for place, border in enumerate(trial.borders):
+            above = sum(held_bytes[block] - least[block] for block in range(num_held[place]))
+            is_outside = border.kind is SegmentKind.OUTSIDE
+            own = border.peak_bytes if is_outside else border.live_bytes
+            base_bytes[place] = max(base_bytes[place], own - above)
+    segments = tuple(
+        StepSegment(kind, None if path is None else place_of[path], num_held[place], base_bytes[place])
+        for place, (kind, path) in enumerate(shape)
+    )
+    outside_seconds = min(
+        trial.step_seconds - sum(trial.pass_seconds(kind.blocks) * len(kind.blocks) for kind in kinds)
+        for trial in listed
+    )
+    blocks = []
+    for place, path in enumerate(order):
+        number, kind = next((number, kind) for number, kind in enumerate(kinds) if path in kind.blocks)
+        measured = []
+        for menu_place in range(len(kind.partitions)):
+            trial = listed[menu_place]
+            inside = [border for border in trial.borders if border.path == path]
+            measured.append(
+                MeasuredPartition(
+                    held_bytes=held[menu_place][place] - least[place],
+                    forward_bytes=_most_above(inside, SegmentKind.FORWARD),
+                    backward_bytes=_most_above(inside, SegmentKind.BACKWARD),
+                    seconds=trial.pass_seconds(kind.blocks) + _unexplained(trial, kinds, outside_seconds),
+                )
+            )
+        blocks.append(CompiledBlock(path, number, tuple(measured)))
+    return CompiledProfile(kinds, tuple(blocks), segments, outside_seconds, plain_seconds)
+
+
+def _unexplained(trial: _Trial, kinds: Sequence[CompiledKind], outside_seconds: float) -> float:
+    """Return, for each block, its share of what the step takes beyond passes and ``outside_seconds``."""
+    paths = list(chain.from_iterable(kind.blocks for kind in kinds))
+    explained = outside_seconds + sum(trial.pass_seconds(kind.blocks) * len(kind.blocks) for kind in kinds)
+    return (trial.step_seconds - explained) / len(paths)
+
+
+def _held_bytes(borders: Sequence[Border], order: Sequence[str]) -> list[int]:
+    """Return, for each block, what more is live when the next block begins, or the first backward pass."""
+    held = []
+    for path in order:
+        begin = next(place for place, border in enumerate(borders) if border.path == path)
+        after = next(border for border in borders[begin + 1 :] if border.kind is not SegmentKind.OUTSIDE)
+        held.append(after.live_bytes - borders[begin].live_bytes)
+    return held
+
+
+def _num_held(shape: Sequence[tuple[SegmentKind, str | None]], place_of: Mapping[str, int]) -> list[int]:
+    """Return how many blocks, the first ones, hold what they saved in each segment.
+
+    Blocks whose passes are not nested in order count as held with all blocks before them.
+    """
+    num_held, counts, is_held = [], 0, [False] * len(place_of)
+    for kind, path in shape:
+        counts = max((place + 1 for place, held in enumerate(is_held) if held), default=0)
+        num_held.append(counts)
+        if path is not None:
+            is_held[place_of[path]] = kind is SegmentKind.FORWARD
+    return num_held
+
+
+def _most_above(borders: Sequence[Border], kind: SegmentKind) -> int:
+    return max((border.peak_bytes - border.live_bytes for border in borders if border.kind is kind), default=0)

@@ -1,0 +1,1 @@
+"""Compiled blocks as data, and in files."""

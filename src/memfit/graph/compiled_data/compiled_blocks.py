@@ -1,0 +1,130 @@
+"""Compiled blocks as data: the partitions of each kind of block, what was measured of them, and a plan's choice.
+
+A *partition* divides the joint graph of a block into a forward and a backward graph: it says which values the forward
+graph saves; the backward graph recomputes the others. Blocks are of one kind when they run the same graphs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+EVERYTHING = "everything"
+"""The name of the partition that saves all that the backward pass reads, and recomputes nothing but views."""
+
+TORCH = "torch"
+"""The name of the partition that torch chooses by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """What the compiled graphs of a block save.
+
+    ``saved`` has, for the hash of each known graph, the names of its nodes that are saved. In other graphs (another
+    batch size, another release of torch) what is saved follows from ``price``, the cost of a byte that is held in
+    bytes that are moved: 0 saves everything.
+    """
+
+    name: str
+    price: float
+    saved: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKind:
+    """The blocks of one kind: the paths of the blocks, in the order in which they run, and their partitions.
+
+    The first partition is the one that saves everything, unless the device has no memory for it.
+    """
+
+    name: str
+    blocks: tuple[str, ...]
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPlan:
+    """The kinds of blocks that a plan compiles, and the name of the partition that each block uses, by path."""
+
+    kinds: tuple[CompiledKind, ...]
+    choice: Mapping[str, str]
+
+    def partition_of(self, path: str) -> Partition:
+        """Return the partition that the block at ``path`` uses."""
+        kind = next(kind for kind in self.kinds if path in kind.blocks)
+        return next(partition for partition in kind.partitions if partition.name == self.choice[path])
+
+    def reference(self) -> CompiledPlan:
+        """Return the plan for the compiled step that gradients are compared with: every block saves the most."""
+        return CompiledPlan(self.kinds, {path: kind.partitions[0].name for kind in self.kinds for path in kind.blocks})
+
+    def in_words(self) -> str:
+        """Return how many blocks use which partition."""
+        counts = Counter(self.choice.values())
+        return f"{len(self.choice)} blocks: " + ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+class SegmentKind(StrEnum):
+    """What runs in a segment of the step."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OUTSIDE = "outside"
+
+
+@dataclass(frozen=True, slots=True)
+class StepSegment:
+    """A part of the step between two borders of blocks.
+
+    ``block`` is the place of the block whose forward or backward pass it is, None for what runs outside blocks. The
+    first ``num_held`` blocks hold what they saved. ``base_bytes`` is what is live besides that: at most where the
+    segment lies outside blocks, at the beginning of a block's pass.
+    """
+
+    kind: SegmentKind
+    block: int | None
+    num_held: int
+    base_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPartition:
+    """What a block takes with one of its partitions.
+
+    ``held_bytes`` is live from its forward to its backward pass. ``forward_bytes`` and ``backward_bytes`` are what is
+    live at most during the passes, beyond what is live when they begin. ``seconds`` are those of both passes.
+    """
+
+    held_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledBlock:
+    """A block: its path, the place of its kind, and what was measured with each of the kind's partitions."""
+
+    path: str
+    kind: int
+    measured: tuple[MeasuredPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledProfile:
+    """The step with compiled blocks: the blocks in the order in which they run, and the segments of the step.
+
+    ``outside_seconds`` is what the step takes besides the blocks' passes, ``plain_seconds`` what the plain step took
+    when it was measured interleaved with this one, and ``compile_seconds`` what compiling took. ``not_compiled`` has,
+    for the path of each block that stays as it is, why.
+    """
+
+    kinds: tuple[CompiledKind, ...]
+    blocks: tuple[CompiledBlock, ...]
+    segments: tuple[StepSegment, ...]
+    outside_seconds: float
+    plain_seconds: float
+    compile_seconds: float = 0.0
+    not_compiled: Mapping[str, str] = field(default_factory=dict)

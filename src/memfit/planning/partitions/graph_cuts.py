@@ -1,0 +1,193 @@
+"""Which values of a compiled block to save: minimum cuts of its forward graph at rising prices per byte.
+
+Every value that the backward pass needs is either saved, at a price per byte, or recomputed, which costs its op and
+needs the op's inputs in turn. For one price the cheapest choice is a minimum cut (project selection)::
+
+    source ── ∞ ──▶ needed(value)            where backward reads the value
+    needed(value) ── bytes × price ──▶ recomputed(value) ── cost of the op ──▶ sink
+    recomputed(value) ── ∞ ──▶ needed(value), and needed(input) of each input of its op
+
+A value on the source's side of "needed" and on the sink's side of "recomputed" is saved. Rising prices give the lower
+convex hull of cost against bytes. Mixing two partitions over the blocks of a model gives the points between them, so
+that a menu needs only a few points of the hull.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+# SciPy's flows are whole numbers of 32 bits. All costs and prices together are at most this many units.
+_TOTAL_UNITS = 2**28
+_INFINITE = 2**31 - 1
+# Hulls of blocks have a few dozen points; a menu needs their shape only.
+_MOST_CUTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GraphValue:
+    """A value of a block's forward graph.
+
+    ``inputs`` are the places of the values that its op reads. ``cost`` is that of running the op again, in any unit.
+    ``num_bytes`` is what saving it takes: 0 for parameters, which are there anyway.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    num_bytes: int
+    cost: float
+    may_be_saved: bool
+    may_be_recomputed: bool
+    is_read_by_backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCut:
+    """The cheapest choice at a price: the places of the values that are saved and that are recomputed."""
+
+    price: float
+    saved: tuple[int, ...]
+    recomputed: tuple[int, ...]
+    saved_bytes: int
+    cost: float
+
+
+class ForwardGraph:
+    """The values of a block's forward graph, each after its inputs."""
+
+    def __init__(self, values: Sequence[GraphValue]) -> None:
+        self.values = tuple(values)
+        self._needed = self._needed_values()
+
+    def cut(self, price: float) -> GraphCut:
+        """Return the cheapest choice at ``price`` per byte; an infinite price minimizes the bytes."""
+        needed_node = {place: 2 + 2 * number for number, place in enumerate(self._needed)}
+        total_cost = sum(self.values[place].cost for place in self._needed)
+        if math.isinf(price):
+            smallest_bytes = min(
+                (self.values[p].num_bytes for p in self._needed if self.values[p].num_bytes), default=1
+            )
+            price = 2 * max(total_cost, 1e-12) / smallest_bytes
+        total = total_cost + price * sum(self.values[place].num_bytes for place in self._needed)
+        units = _TOTAL_UNITS / total if total > 0 else 1.0
+        edges: list[tuple[int, int, int]] = []
+        for place, node in needed_node.items():
+            value = self.values[place]
+            # An op that costs something never becomes free by rounding.
+            cost = max(1, round(value.cost * units)) if value.cost else 0
+            edges.append((node, node + 1, round(price * value.num_bytes * units) if value.may_be_saved else _INFINITE))
+            edges.append((node + 1, 1, cost if value.may_be_recomputed else _INFINITE))
+            edges.append((node + 1, node, _INFINITE))
+            if value.may_be_recomputed:
+                edges.extend((node + 1, needed_node[read], _INFINITE) for read in value.inputs)
+            if value.is_read_by_backward:
+                edges.append((0, node, _INFINITE))
+        on_source_side = _source_side([edge for edge in edges if edge[2]], 2 + 2 * len(self._needed))
+        saved = [p for p, node in needed_node.items() if node in on_source_side and node + 1 not in on_source_side]
+        recomputed = [place for place, node in needed_node.items() if node + 1 in on_source_side]
+        return GraphCut(
+            price,
+            tuple(saved),
+            tuple(recomputed),
+            sum(self.values[place].num_bytes for place in saved),
+            sum(self.values[place].cost for place in recomputed),
+        )
+
+    def saving(self, names: Collection[str]) -> GraphCut | None:
+        """Return the choice that saves the values called ``names``, and whatever else cannot be recomputed.
+
+        None where a name is unknown.
+        """
+        if not set(names) <= {value.name for value in self.values}:
+            return None
+        saved: set[int] = set()
+        recomputed: set[int] = set()
+        stack = [place for place, value in enumerate(self.values) if value.is_read_by_backward]
+        while stack:
+            place = stack.pop()
+            value = self.values[place]
+            if place in saved or place in recomputed:
+                continue
+            if value.may_be_saved and (value.name in names or not value.may_be_recomputed):
+                saved.add(place)
+            elif value.may_be_recomputed:
+                recomputed.add(place)
+                stack.extend(value.inputs)
+            else:
+                return None
+        return GraphCut(
+            0.0,
+            tuple(sorted(saved)),
+            tuple(sorted(recomputed)),
+            sum(self.values[place].num_bytes for place in saved),
+            sum(self.values[place].cost for place in recomputed),
+        )
+
+    def names_of(self, places: Iterable[int]) -> tuple[str, ...]:
+        """Return the names of the values at ``places``, sorted."""
+        return tuple(sorted(self.values[place].name for place in places))
+
+    def hull(self) -> list[GraphCut]:
+        """Return choices on the lower convex hull of cost against bytes, the most bytes first."""
+        everything, least = self.cut(0.0), self.cut(math.inf)
+        found = {everything.saved_bytes: everything, least.saved_bytes: least}
+        num_cuts = 2
+        between = [(everything, least)]
+        while between and num_cuts < _MOST_CUTS:
+            more, less = between.pop(0)
+            if more.saved_bytes <= less.saved_bytes:
+                continue
+            cut = self.cut((less.cost - more.cost) / (more.saved_bytes - less.saved_bytes))
+            num_cuts += 1
+            if less.saved_bytes < cut.saved_bytes < more.saved_bytes:
+                found.setdefault(cut.saved_bytes, cut)
+                between += [(more, cut), (cut, less)]
+        return [found[saved_bytes] for saved_bytes in sorted(found, reverse=True)]
+
+    def _needed_values(self) -> list[int]:
+        """Return the places of what backward reads and of what that is made from, in order."""
+        needed = {place for place, value in enumerate(self.values) if value.is_read_by_backward}
+        for place in reversed(range(len(self.values))):
+            if place in needed and self.values[place].may_be_recomputed:
+                needed.update(self.values[place].inputs)
+        return sorted(needed)
+
+
+def chosen_cuts(hull: Sequence[GraphCut], num_cuts: int) -> list[GraphCut]:
+    """Return at most ``num_cuts`` of the cuts of a ``hull``: those whose mixtures are closest to it."""
+    chosen = [0, len(hull) - 1] if len(hull) > 1 else [0]
+    while len(chosen) < min(num_cuts, len(hull)):
+        errors = {
+            place: hull[low].cost
+            + (hull[high].cost - hull[low].cost)
+            * (hull[low].saved_bytes - hull[place].saved_bytes)
+            / (hull[low].saved_bytes - hull[high].saved_bytes)
+            - hull[place].cost
+            for low, high in pairwise(chosen)
+            for place in range(low + 1, high)
+        }
+        chosen = sorted([*chosen, max(errors, key=errors.__getitem__)])
+    return [hull[place] for place in chosen]
+
+
+def _source_side(edges: list[tuple[int, int, int]], num_nodes: int) -> set[int]:
+    """Return the nodes that the source still reaches once the flow is at its maximum: the smallest source's side."""
+    merged: dict[tuple[int, int], int] = {}
+    for start, end, capacity in edges:
+        merged[start, end] = min(_INFINITE, merged.get((start, end), 0) + capacity)
+    starts, ends = (np.array([edge[side] for edge in merged], dtype=np.int32) for side in (0, 1))
+    capacities = np.array(list(merged.values()), dtype=np.int32)
+    graph = csr_array((capacities, (starts, ends)), shape=(num_nodes, num_nodes))
+    if not merged:
+        return {0}
+    residual = graph.astype(np.int64) - maximum_flow(graph, 0, 1).flow
+    residual.data[residual.data < 0] = 0
+    residual.eliminate_zeros()
+    order = breadth_first_order(residual, 0, return_predecessors=False)
+    return set(order.tolist())

@@ -1,0 +1,166 @@
+"""Lets blocks of a model run compiled, each by its partition, and restores them as they were."""
+
+from __future__ import annotations
+
+import hashlib
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from memfit.graph.compiled_data.compiled_blocks import Partition
+from memfit.runtime.compiling.compiler_internals import DYNAMO_ERRORS, own_warnings_ignored
+from memfit.runtime.compiling.graph_variants import CompilingError, GraphVariants, running, variants_backend
+from memfit.runtime.forward_wrapping import Forward, wrap_forward
+from memfit.runtime.torch_internals import in_function_transform
+
+
+class BlockObserver(Protocol):
+    """Is told of the calls of compiled blocks."""
+
+    def forward_begins(self, path: str) -> None:
+        """The block's forward pass begins."""
+
+    def forward_ended(self, path: str, graphs: Sequence[GraphVariants], nodes: Sequence[Any]) -> None:
+        """The block's forward pass is over. It ran ``graphs``, whose backward passes are autograd's ``nodes``."""
+
+    def failed(self, path: str, error: Exception) -> None:
+        """The block could not be compiled, and ran in eager."""
+
+
+class PlannedBlocks:
+    """Blocks of ``model`` that run compiled, by the partition that ``partitions`` has for their path.
+
+    A block that cannot be compiled runs in eager. `remove` restores all blocks, also those that the user had compiled.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        partitions: Mapping[str, Partition],
+        observer: BlockObserver | None = None,
+        owner: object = None,
+    ) -> None:
+        self._restore: list[Callable[[], None]] = []
+        modules = dict(model.named_modules())
+        for path, partition in partitions.items():
+            block = _PlannedBlock(path, modules[path], partition, observer)
+            self._restore += _taken_over(modules[path], block, owner)
+
+    def remove(self) -> None:
+        """Let the blocks run as they did before."""
+        while self._restore:
+            self._restore.pop()()
+
+    def __enter__(self) -> PlannedBlocks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+class _PlannedBlock:
+    """Runs the forward passes of one block."""
+
+    def __init__(self, path: str, module: nn.Module, partition: Partition, observer: BlockObserver | None) -> None:
+        self._path = path
+        self._partition = partition
+        self._observer = observer
+        self._is_eager = False
+        self._has_run = False
+        original = original_of(module)
+        self._user_compiled = original.forward if original is not module else None
+        self._compiled = _compiled_call_of(original)
+
+    def run(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._is_eager or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_function_transform():
+            return forward(*args, **kwargs)
+        call = _Call(self._partition)
+        if self._observer is not None:
+            self._observer.forward_begins(self._path)
+        try:
+            # The first call traces and compiles.
+            with running(call), nullcontext() if self._has_run else own_warnings_ignored():
+                result = self._compiled(self._user_compiled or forward, args, kwargs)
+        except (CompilingError, *DYNAMO_ERRORS) as error:
+            self._is_eager = True
+            if self._observer is not None:
+                self._observer.failed(self._path, error)
+            else:
+                warnings.warn(
+                    f"the block {self._path!r} cannot be compiled here, so that it runs in eager and saves all of its "
+                    f"activations: gradients are right, the planned peak does not hold ({first_line(error)})",
+                    stacklevel=4,
+                )
+            return forward(*args, **kwargs)
+        self._has_run = True
+        if self._observer is not None:
+            self._observer.forward_ended(self._path, call.graphs, call.nodes)
+        return result
+
+
+class _Call:
+    """One call of a block. See `BlockRun`."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.graphs: list[GraphVariants] = []
+        self.nodes: list[Any] = []
+
+    def ran(self, graph: GraphVariants, outputs: Sequence[Any]) -> None:
+        self.graphs.append(graph)
+        node = next((out.grad_fn for out in outputs if isinstance(out, Tensor) and out.grad_fn is not None), None)
+        if node is not None:
+            self.nodes.append(node)
+
+
+def original_of(module: nn.Module) -> nn.Module:
+    """Return the module that torch.compile() was called on, or ``module`` itself."""
+    original = module._modules.get("_orig_mod")
+    return module if original is None else original
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says first, for a message in one line."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+_compiled_calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+
+def _compiled_call_of(module: nn.Module) -> Callable[..., Any]:
+    """Return what calls a forward compiled, one for all modules of a class with the same parameters.
+
+    Each has a code object and a name of its own: by these dynamo counts recompilations and learns which sizes vary.
+    """
+    parameters = tuple((name, tuple(each.shape), each.dtype) for name, each in module.named_parameters())
+    key = (type(module), parameters)
+    if key not in _compiled_calls:
+        digest = hashlib.sha256(str(parameters).encode()).hexdigest()[:16]
+        code = _call.__code__.replace(co_name=f"{type(module).__name__}_{digest}")
+        own = types.FunctionType(code, _call.__globals__)
+        _compiled_calls[key] = torch.compile(own, backend=variants_backend, fullgraph=True)
+    return _compiled_calls[key]
+
+
+def _call(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return forward(*args, **kwargs)
+
+
+def _taken_over(module: nn.Module, block: _PlannedBlock, owner: object) -> list[Callable[[], None]]:
+    """Put ``block`` around the module's forward, and return what restores the module."""
+    restore = [wrap_forward(module, block.run, owner)]
+    compiled_call = getattr(module, "_compiled_call_impl", None)
+    if compiled_call is not None:
+        # Of module.compile(): calls would go there, past the forward.
+        module._compiled_call_impl = None
+
+        def compile_again() -> None:
+            module._compiled_call_impl = compiled_call
+
+        restore.append(compile_again)
+    return restore
