@@ -68,6 +68,15 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} μs"
 
 
+def budget_text(num_bytes: int) -> str:
+    """Return a short budget of at least ``num_bytes``, as `parse_bytes` reads it: "1.3GiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            tenths = -(-10 * num_bytes // size)
+            return f"{tenths // 10}.{tenths % 10}{unit}"
+    return f"{num_bytes}B"
+
+
 def format_bytes(num_bytes: int) -> str:
     """Return ``num_bytes`` for a reader: exact below 1 KiB, else three or four digits in binary units."""
     if abs(num_bytes) < 1024:

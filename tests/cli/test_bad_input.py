@@ -33,7 +33,8 @@ class Chain(nn.Module):
 def assert_one_line(result: tuple[int, str, str], code: int, pattern: str) -> None:
     found, shown, errors = result
     assert (found, shown) == (code, "")
-    assert errors.count("\n") == 1
+    # An infeasible budget has one more line, which says what would fit.
+    assert errors.count("\n") == 1 + errors.count("\nhint: ")
     assert "Traceback" not in errors
     assert re.search(pattern, errors), errors
 
@@ -191,6 +192,72 @@ def test_a_plan_for_another_model_is_refused(plan_file: Path) -> None:
     assert_one_line(
         memfit("verify", GPT, str(plan_file), *TINY, "--arg", "vocabulary=7"), 2, "this plan is for another model"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        ("plan FOLDER --strategy full", "cannot be read: Is a directory"),
+        ("plan EMPTY --strategy full", "line 1, column 1: not JSON: Expecting value; the file ends too early"),
+        ("plan BINARY --strategy full", "line 1: byte 0 is not UTF-8 text"),
+        ("plan LIST --strategy full", r"must hold a JSON object with a format and a version; got \[1\]"),
+        ("plan LATER --strategy full", "version 99 of memfit-profile is newer than this memfit.*upgrade memfit"),
+        ("plan PLAN --strategy full", '"format" must be one of memfit-layers, memfit-profile; got .memfit-plan'),
+        ("verify memfit.models:gpt PROFILE", '"format" must be "memfit-plan"; got .memfit-profile'),
+        ("frontier PLAN", '"format" must be "memfit-profile"; got .memfit-plan'),
+        ("plan PROFILE --budget 101%", "a percentage is above 0% and at most 100%; got '101%'"),
+        ("plan PROFILE --budget 0%", "a percentage is above 0% and at most 100%; got '0%'"),
+        ("plan PROFILE --budget=", "'' is not a size; write a number and a unit"),
+        ("plan PROFILE --budget 6X", "'6X' is not a size; write a number and a unit"),
+        ("plan PROFILE --budget 1e9", "a budget is a size with a unit"),
+        ("plan PROFILE", "give exactly one of --strategy and --budget; got neither"),
+        ("plan PROFILE --budget 1MiB --strategy none", "give exactly one of --strategy and --budget; got both"),
+        ("plan PROFILE --strategy full --force-save blocks.9", "matches none of the 55 values.*the nearest are"),
+        ("plan PROFILE --strategy full --force-save=", "a selector is a text such as"),
+        ("report PROFILE --html FOLDER", "cannot be written: Is a directory"),
+        ("frontier PROFILE --plot FOLDER/x", "a plot is written as .png, .svg, .pdf"),
+        ("profile memfit.models:gpt --arg batch=0", "batch must be a whole number, at least 1; got 0"),
+        ("profile memfit.models:gpt -o FOLDER/no/profile.json", "cannot be written: No such file or directory"),
+        ("demo --out PROFILE", "cannot be made a folder: File exists"),
+    ],
+)
+def test_what_cannot_be_is_one_line_that_says_what_can(
+    tmp_path: Path, profile_file: Path, plan_file: Path, arguments: str, pattern: str
+) -> None:
+    later = json.loads(profile_file.read_text(encoding="utf-8")) | {"version": 99}
+    contents = {"EMPTY": b"", "BINARY": b"\xff\xfe\x00", "LIST": b"[1]", "LATER": json.dumps(later).encode()}
+    paths = {"FOLDER": tmp_path, "PROFILE": profile_file, "PLAN": plan_file}
+    for name, content in contents.items():
+        paths[name] = tmp_path / f"{name}.json"
+        paths[name].write_bytes(content)
+    for name, path in paths.items():
+        arguments = arguments.replace(name, str(path))
+    assert_one_line(memfit(*arguments.split(" ")), 2, pattern)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["plan"], "Missing argument 'file'"),
+        (["fit", GPT], "Missing option '--budget'"),
+        (["fit", GPT, "--budget", "4MiB", "--bananas"], "No such option: --bananas"),
+        (["frontier", "p.json", "--points", "0"], "Invalid value for '--points'"),
+    ],
+)
+def test_what_is_no_command_shows_the_usage(arguments: list[str], words: str) -> None:
+    code, shown, errors = memfit(*arguments)
+    assert (code, shown) == (2, "")
+    assert errors.startswith("Usage: memfit")
+    assert words in errors
+
+
+def test_an_infeasible_budget_says_which_one_would_fit(profile_file: Path) -> None:
+    code, _, errors = memfit("plan", str(profile_file), "--budget", "100kB")
+    smallest = re.search(r"^hint: the smallest budget is --budget (\S+)$", errors, re.MULTILINE)
+    assert code == 1
+    assert smallest is not None
+    assert memfit("plan", str(profile_file), "--budget", smallest[1])[0] == 0
 
 
 DIFFERS = (

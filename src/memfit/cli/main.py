@@ -27,8 +27,9 @@ from memfit.cli.commands import (
 )
 from memfit.cli.exit_codes import INTERRUPTED, exit_code_of
 from memfit.cli.options import is_json_wanted
-from memfit.cli.output import error_document, print_error, print_json, print_warning
-from memfit.errors import MemfitError
+from memfit.cli.output import error_document, print_error, print_hint, print_json, print_warning
+from memfit.errors import InfeasibleBudgetError, MemfitError
+from memfit.units import budget_text
 
 _EXAMPLES = """
 [bold]Examples[/]
@@ -57,6 +58,8 @@ class _ErrorsInOneLine(TyperGroup):
             if is_json_wanted(ctx):
                 print_json(error_document(error))
             _report(ctx, str(error))
+            if isinstance(error, InfeasibleBudgetError) and not ctx.params.get("debug"):
+                print_hint(f"the smallest budget is --budget {budget_text(error.minimum_bytes)}")
             raise typer.Exit(exit_code_of(error)) from error
         except KeyboardInterrupt as error:
             _report(ctx, "interrupted; the model is restored, and no file is half written")

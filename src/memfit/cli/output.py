@@ -47,6 +47,11 @@ def print_error(message: str) -> None:
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
 
 
+def print_hint(message: str) -> None:
+    """Print one line to standard error that says what to try."""
+    sys.stderr.write(f"hint: {' '.join(message.split())}\n")
+
+
 def print_warning(message: str) -> None:
     """Print one line to standard error that something is not as one would expect."""
     sys.stderr.write(f"warning: {' '.join(message.split())}\n")
