@@ -14,7 +14,19 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 @pytest.mark.parametrize(
-    "guide", ["fine-tuning", "pretraining", "vision", "offloading", "chunked-loss", "start", "lora", "api"]
+    "guide",
+    [
+        "fine-tuning",
+        "pretraining",
+        "vision",
+        "offloading",
+        "chunked-loss",
+        "start",
+        "lora",
+        "api",
+        "your-own-step",
+        "lengths",
+    ],
 )
 def test_the_guides_code_runs(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
