@@ -13,6 +13,8 @@ import memfit
 DOCS = Path(__file__).parent.parent / "docs"
 
 
+# The size that tunes best may be one whose plain step fits.
+@pytest.mark.filterwarnings("ignore:the plan changes nothing")
 @pytest.mark.parametrize(
     "guide",
     [
@@ -26,6 +28,7 @@ DOCS = Path(__file__).parent.parent / "docs"
         "api",
         "your-own-step",
         "lengths",
+        "tune",
     ],
 )
 def test_the_guides_code_runs(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
