@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import json
 import runpy
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-NEEDS = {"lora": ("transformers", "peft")}
+NEEDS = {
+    "lora": ("transformers", "peft"),
+    "transformers_trainer": ("transformers", "accelerate"),
+    "accelerate_loop": ("accelerate",),
+    "lightning_module": ("lightning",),
+}
+# What torchrun sets for a process that is alone.
+TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 
 
 # The size that tunes best may be one whose plain step fits.
 @pytest.mark.filterwarnings("ignore:the plan changes nothing")
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
-def test_the_example_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_runs(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if name.endswith("_torchrun"):
+        for variable, value in TORCHRUN.items():
+            monkeypatch.setenv(variable, value)
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
-    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    with warnings.catch_warnings():
+        # torch and the frameworks warn of each other.
+        if name in NEEDS or name.endswith("_torchrun"):
+            warnings.simplefilter("ignore")
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert printed
     if "memfit.fit(" in (EXAMPLES / f"{name}.py").read_text(encoding="utf-8"):

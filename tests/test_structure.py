@@ -12,6 +12,8 @@ PACKAGE = Path(memfit.__file__).parent
 MOST_FILES = 15
 # Folders that are still to be divided into sub-packages, with the number of files that they may not exceed.
 LARGE_FOLDERS = {"runtime": 28}
+# Each integration has its callback under the same name.
+NAMES_OF_SEVERAL_CLASSES = {"MemfitCallback"}
 # The names of the contract that exist today; names of later releases are added with their features.
 PUBLIC_NAMES = {
     # layer grain
@@ -88,7 +90,7 @@ def test_no_two_classes_have_the_same_name() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef) and node.name not in NAMES_OF_SEVERAL_CLASSES:
                 places[node.name].append(str(path.relative_to(PACKAGE)))
     assert repeated(places) == {}
 

@@ -1,0 +1,105 @@
+"""memfit as a callback of Lightning's ``Trainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+
+from memfit.errors import InvalidParameterError
+from memfit.fitted import Fitted
+from memfit.fitting import fit
+from memfit.integrations.first_batches import largest_first_batch
+from memfit.planning.budgets import BudgetLike, HostBudgetLike
+
+
+class MemfitCallback(Callback):
+    """Fits the module's training step into ``budget`` when training starts.
+
+    ``Trainer(..., callbacks=[MemfitCallback("20GiB")])``. The step that is measured is the module's ``training_step``
+    on the largest of its first batches, in the precision of the trainer and in the order of automatic optimization: the
+    gradients of the last step exist until the loss of the next one is computed. ``budget``, ``host_budget``,
+    ``compile`` and ``chunk_loss`` are as for `memfit.fit`. Modules with manual optimization call `memfit.fit` with
+    ``step=`` themselves.
+
+    ``fitted`` is the result once training has started. The plan is taken off the model when training ends.
+    """
+
+    def __init__(
+        self,
+        budget: BudgetLike,
+        *,
+        host_budget: HostBudgetLike = 0,
+        compile: bool | Literal["auto"] = False,
+        chunk_loss: bool = False,
+    ) -> None:
+        self.fitted: Fitted | None = None
+        self._budget = budget
+        self._options: dict[str, Any] = {"host_budget": host_budget, "compile": compile, "chunk_loss": chunk_loss}
+
+    def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Profile, plan, verify and apply, before the first step."""
+        if not pl_module.automatic_optimization:
+            raise InvalidParameterError(
+                f"{type(pl_module).__name__} has automatic_optimization=False, so that only its training_step knows "
+                "when gradients exist; call memfit.fit(model, batch, step=..., budget=...) in on_train_start() instead"
+            )
+        batch = _on_device(largest_first_batch(trainer.train_dataloader), pl_module)
+        optimizer = trainer.optimizers[0] if trainer.optimizers else None
+
+        def step(batch: Any) -> None:
+            output = trainer.strategy.training_step(batch, 0)
+            loss = output["loss"] if isinstance(output, Mapping) else output
+            if trainer.accumulate_grad_batches == 1 and optimizer is not None:
+                optimizer.zero_grad()
+            pl_module.backward(loss / trainer.accumulate_grad_batches)
+            if optimizer is not None:
+                pl_module.configure_gradient_clipping(
+                    optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+                )
+
+        with _logging_as_in_a_step(trainer, pl_module):
+            self.fitted = fit(
+                _planned_module(pl_module),
+                batch,
+                step=step,
+                optimizer=optimizer,
+                gradients="kept",
+                budget=self._budget,
+                **self._options,
+            )
+
+    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        """Take the plan off the model."""
+        if self.fitted is not None and self.fitted.is_applied:
+            self.fitted.remove()
+
+
+def _on_device(batch: Any, pl_module: LightningModule) -> Any:
+    batch = pl_module.on_before_batch_transfer(batch, 0)
+    batch = pl_module.transfer_batch_to_device(batch, pl_module.device, 0)
+    return pl_module.on_after_batch_transfer(batch, 0)
+
+
+def _planned_module(pl_module: LightningModule) -> nn.Module:
+    """Return the module whose calls are forward passes: the only part with parameters where the whole is not."""
+    if type(pl_module).forward is not LightningModule.forward:
+        return pl_module
+    parts = [part for part in pl_module.children() if next(part.parameters(), None) is not None]
+    has_own = next(pl_module.parameters(recurse=False), None) is not None
+    return parts[0] if len(parts) == 1 and not has_own else pl_module
+
+
+@contextmanager
+def _logging_as_in_a_step(trainer: Any, pl_module: LightningModule) -> Iterator[None]:
+    """Let ``self.log`` in training_step do what it does there, and drop what it logged."""
+    hook = pl_module._current_fx_name
+    pl_module._current_fx_name = "training_step"
+    try:
+        yield
+    finally:
+        pl_module._current_fx_name = hook
+        trainer._results.clear()

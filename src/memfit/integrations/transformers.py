@@ -1,0 +1,135 @@
+"""memfit as a callback of transformers' ``Trainer``, and of the trainers of TRL."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch.utils._pytree import tree_map
+from transformers import Trainer, TrainerCallback
+
+from memfit.errors import InvalidParameterError
+from memfit.fitted import Fitted
+from memfit.fitting import fit
+from memfit.integrations.first_batches import largest_first_batch
+from memfit.planning.budgets import BudgetLike, HostBudgetLike
+
+# With two micro-batches, the gradients of the first exist while the second one runs, as in all that follow.
+_MOST_MICRO_BATCHES = 2
+
+
+class MemfitCallback(TrainerCallback):
+    """Fits the trainer's training step into ``budget`` when training begins.
+
+    ``Trainer(..., callbacks=[MemfitCallback("20GiB")])``. The step that is measured is the trainer's own: its
+    ``training_step`` (and so its ``compute_loss``, autocast, label smoother and micro-batches), the clipping of
+    gradients and its optimizer, on the largest of its first batches. Give the largest batch that occurs a place among
+    the first (``group_by_length`` does so). Gradient checkpointing is switched off, with a warning: the plan decides
+    what is recomputed. ``budget``, ``host_budget``, ``compile`` and ``chunk_loss`` are as for `memfit.fit`.
+
+    ``fitted`` is the result once training has begun. The plan is taken off the model when training ends.
+    """
+
+    def __init__(
+        self,
+        budget: BudgetLike,
+        *,
+        host_budget: HostBudgetLike = 0,
+        compile: bool | Literal["auto"] = False,
+        chunk_loss: bool = False,
+    ) -> None:
+        self.fitted: Fitted | None = None
+        self._budget = budget
+        self._options: dict[str, Any] = {"host_budget": host_budget, "compile": compile, "chunk_loss": chunk_loss}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Profile, plan, verify and apply, before the first step."""
+        trainer = _trainer_of(self)
+        model = trainer.model_wrapped
+        _refuse_unfit(trainer)
+        _switch_off_checkpointing(trainer.model)
+        num_batches = args.gradient_accumulation_steps
+        batch = largest_first_batch(kwargs["train_dataloader"])
+        # What the loop holds on the device: the micro-batches of a step, and the batch that is fetched ahead.
+        batches = [_copied(batch, args.device) for _ in range(num_batches + 1)]
+
+        def step(batches: list[Any]) -> None:
+            used = batches[: min(num_batches, _MOST_MICRO_BATCHES)]
+            micro_batches, num_items = trainer.get_batch_samples(iter(used), len(used), args.device)
+            trainer.current_gradient_accumulation_steps = len(micro_batches)
+            for micro_batch in micro_batches:
+                trainer.training_step(model, dict(micro_batch), num_items)
+            if args.max_grad_norm:
+                trainer.accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+
+        with _kept_counters(trainer):
+            self.fitted = fit(
+                model, batches, step=step, optimizer=kwargs["optimizer"], budget=self._budget, **self._options
+            )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the plan off the model."""
+        if self.fitted is not None and self.fitted.is_applied:
+            self.fitted.remove()
+
+
+def _trainer_of(callback: MemfitCallback) -> Any:
+    """Return the trainer that is calling: transformers gives callbacks all of a trainer's parts but itself."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Trainer) and callback in caller.callback_handler.callbacks:
+            return caller
+        frame = frame.f_back
+    raise InvalidParameterError("MemfitCallback is called by transformers.Trainer and trainers derived from it only")
+
+
+def _refuse_unfit(trainer: Any) -> None:
+    if trainer.args.n_gpu > 1:
+        raise InvalidParameterError(
+            f"the trainer spreads each batch over {trainer.args.n_gpu} GPUs (DataParallel), and a budget is for one "
+            "device; start one process for each GPU with torchrun, or set CUDA_VISIBLE_DEVICES to one"
+        )
+    if trainer.is_deepspeed_enabled:
+        raise InvalidParameterError("DeepSpeed runs the backward pass itself; memfit works with DDP and FSDP2 instead")
+
+
+def _switch_off_checkpointing(model: Any) -> None:
+    if not getattr(model, "is_gradient_checkpointing", False):
+        return
+    model.gradient_checkpointing_disable()
+    warnings.warn(
+        "gradient_checkpointing=True was switched off: memfit's plan decides what is recomputed, and it cannot plan "
+        "inside blocks that are recomputed as a whole",
+        stacklevel=3,
+    )
+
+
+def _copied(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Mapping):
+        batch = dict(batch)
+    return tree_map(lambda entry: entry.to(device, copy=True) if isinstance(entry, torch.Tensor) else entry, batch)
+
+
+@contextmanager
+def _kept_counters(trainer: Any) -> Iterator[None]:
+    """Put back the numbers and the metrics that a trainer's ``compute_loss`` adds to."""
+    before = {name: copy.deepcopy(value) for name, value in vars(trainer).items() if _is_plain(value)}
+    try:
+        yield
+    finally:
+        vars(trainer).update(before)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (dict, defaultdict)):
+        return all(_is_plain(entry) for entry in value.values())
+    if isinstance(value, (list, tuple, deque, set)):
+        return all(_is_plain(entry) for entry in value)
+    return value is None or isinstance(value, (bool, int, float, str))
