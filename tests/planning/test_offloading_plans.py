@@ -135,7 +135,7 @@ def test_the_smallest_budget_is_told_and_holds() -> None:
     assert plan(profile, budget=minimum, host_budget="8GiB").predicted_peak_bytes == minimum
     with pytest.raises(
         InfeasibleBudgetError,
-        match=r"without the host's memory\), .* let values go to the host with host_budget=\"auto\", or",
+        match=r"without the host's memory\), .* offloading \(host_budget=\"auto\"\)",
     ) as without:
         plan(profile, budget=1)
     assert minimum < without.value.minimum_bytes

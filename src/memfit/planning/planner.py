@@ -294,6 +294,8 @@ def _infeasible(
     else:
         least = format_bytes(exploration.least_peak_bytes)
         bound = f"no plan that replays each op at most once needs less than {least}"
+    if step.profile.link is not None and not host_budget_bytes:
+        bound += " without the host's memory"
     return InfeasibleBudgetError(
         f"the smallest budget found for this step is {format_bytes(smallest_bytes)} ({bound}), and the given one is "
         f"{format_bytes(budget_bytes)} ({budget_bytes} bytes). The peak is at {where}. Live there: {holders}. "
