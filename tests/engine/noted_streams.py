@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memfit.runtime import native_build, native_tape, offloading
+from memfit.runtime import native_build, native_library, offloading
 from memfit.runtime.native_build import native_module
 from memfit.runtime.offloading import OffloadedCopy, torn_value_error
-from memfit.runtime.replay import stale_value_error
+from memfit.runtime.replay import gather, stale_value_error
 
 NAMES = ("main", "out", "back", "other")
 # What CUDA's allocator hands out at least: a window has room for as many values with either engine.
@@ -180,10 +180,10 @@ def noted_streams_of(engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         pytest.skip("there is a CUDA device, which would be hidden")
     native, device = native_module(), _pretended_device()
     pretence, streams = device.Pretence(), StreamsOfCpp(device)
-    others = stale_value_error, torn_value_error, nn.Parameter
-    native.configure(native_tape._rule_of, lambda: streams.is_capturing, *others)
+    others = stale_value_error, torn_value_error, gather, nn.Parameter
+    native.configure(native_library._rule_of, lambda: streams.is_capturing, *others)
     yield streams
-    native.configure(native_tape._rule_of, torch.cuda.is_current_stream_capturing, *others)
+    native.configure(native_library._rule_of, torch.cuda.is_current_stream_capturing, *others)
     del pretence
 
 

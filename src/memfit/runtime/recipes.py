@@ -41,7 +41,7 @@ class Recipe:
         self.kwargs = kwargs
         self.outputs: list[tuple[int, weakref.ref[DroppedValue]]] = []
         self.generator: torch.Generator | None = None
-        self.generator_state: Tensor | None = None
+        self.generator_state: bytes | None = None
 
     def dropped_sources(self) -> Iterator[DroppedValue]:
         """Yield the dropped values among what the op reads."""
@@ -57,7 +57,7 @@ class Recipe:
         self.outputs.append((position, weakref.ref(value)))
         return value
 
-    def draws_from(self, generator: torch.Generator, state: Tensor) -> None:
+    def draws_from(self, generator: torch.Generator, state: bytes) -> None:
         """Note that the op drew random numbers from ``generator``, which was in ``state``."""
         self.generator = generator
         self.generator_state = state
@@ -68,13 +68,13 @@ class Recipe:
         if generator is None:
             result = self.call(args, kwargs)
         else:
-            state_now = generator.get_state()
+            state_now = state_of(generator)
             assert self.generator_state is not None
-            generator.set_state(self.generator_state)
+            put_back(generator, self.generator_state)
             try:
                 result = self.call(args, kwargs)
             finally:
-                generator.set_state(state_now)
+                put_back(generator, state_now)
         for position, reference in self.outputs:
             value = reference()
             if value is not None and value.tensor is None:
@@ -83,6 +83,16 @@ class Recipe:
     def call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call the op and return its result."""
         return self.op(*args, **kwargs)
+
+
+def state_of(generator: torch.Generator) -> bytes:
+    """Return the generator's state: not as a tensor, which would take memory of the allocator that plans count."""
+    return generator.get_state().numpy().tobytes()
+
+
+def put_back(generator: torch.Generator, state: bytes) -> None:
+    """Let the generator continue from ``state``."""
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 class InPlaceRecipe(Recipe):

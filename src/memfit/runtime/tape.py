@@ -30,7 +30,7 @@ from memfit.runtime.forward_pass import Rounds
 from memfit.runtime.interception import OpInterceptor
 from memfit.runtime.offloading import HostCopies
 from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
-from memfit.runtime.recipes import FetchRecipe, InPlaceRecipe, OverwriteRecipe, Recipe
+from memfit.runtime.recipes import FetchRecipe, InPlaceRecipe, OverwriteRecipe, Recipe, state_of
 from memfit.runtime.recorded_modules import (
     Fate,
     FatePattern,
@@ -60,7 +60,7 @@ from memfit.runtime.values import (
 )
 
 _R = TypeVar("_R", bound=Recipe)
-_Draw = tuple[torch.Generator, Tensor]
+_Draw = tuple[torch.Generator, bytes]
 _NOTHING = nullcontext()
 
 
@@ -435,7 +435,7 @@ def _generator_and_state(rule: OpRule, args: Any, kwargs: Any) -> _Draw | None:
     if generator is None:
         device = first_tensor(args).device
         generator = torch.default_generator if device.type == "cpu" else _device_generator(device)
-    return generator, generator.get_state()
+    return generator, state_of(generator)
 
 
 def _device_generator(device: torch.device) -> torch.Generator:

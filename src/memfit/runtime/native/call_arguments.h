@@ -72,7 +72,7 @@ inline bool is_plain_call(at::ArrayRef<IValue> arguments) {
 
 struct Draw {
   at::Generator generator;
-  Tensor state;
+  RandomState state;
 };
 
 inline std::optional<Draw> generator_and_state(const OpRule& rule, at::ArrayRef<IValue> arguments) {
@@ -83,8 +83,7 @@ inline std::optional<Draw> generator_and_state(const OpRule& rule, at::ArrayRef<
   } else {
     generator = at::globalContext().defaultGenerator(first_tensor(arguments)->device());
   }
-  std::lock_guard lock(generator.mutex());
-  return Draw{generator, generator.get_state()};
+  return Draw{generator, RandomState(generator)};
 }
 
 }  // namespace memfit

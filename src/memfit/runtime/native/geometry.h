@@ -5,6 +5,10 @@
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+
+#include <array>
+#include <cstring>
 
 #include "torch_names.h"
 
@@ -56,6 +60,18 @@ inline Tensor tensor_with(const Geometry& geometry, const Tensor& base) {
 
 inline Tensor empty_with(const Geometry& geometry, at::Device device) {
   return at::empty_strided(geometry.size, geometry.stride, at::TensorOptions().dtype(geometry.dtype).device(device));
+}
+
+// A copy of a number that was made a tensor. Its memory is not the allocator's, as little as the rest of a recipe.
+inline Tensor uncounted_number(const Tensor& number) {
+  using Bytes = std::array<char, sizeof(c10::complex<double>)>;
+  if (!number.is_cpu() || number.numel() != 1) return number;
+  auto* bytes = new Bytes;
+  std::memcpy(bytes->data(), number.const_data_ptr(), number.itemsize());
+  auto copy = at::from_blob(
+      bytes->data(), number.sizes(), [bytes](void*) { delete bytes; }, number.options());
+  copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return copy;
 }
 
 inline int64_t version_of(const Tensor& tensor) { return tensor.is_inference() ? -1 : tensor._version(); }

@@ -110,17 +110,10 @@ inline void Recipe::run() {
   } else {
     struct Rewound {
       at::Generator& generator;
-      Tensor state_now;
-      Rewound(at::Generator& of, const Tensor& to) : generator(of) {
-        std::lock_guard lock(generator.mutex());
-        state_now = generator.get_state();
-        generator.set_state(to);
-      }
-      ~Rewound() {
-        std::lock_guard lock(generator.mutex());
-        generator.set_state(state_now);
-      }
-    } rewound(*generator, generator_state);
+      RandomState state_now;
+      Rewound(at::Generator& of, const RandomState& to) : generator(of), state_now(of) { to.put_back(generator); }
+      ~Rewound() { state_now.put_back(generator); }
+    } rewound(*generator, *generator_state);
     results = call();
   }
   const bool is_list = results.size() == 1 && results[0].isTensorList();

@@ -396,9 +396,14 @@ inline intrusive_ptr<Recipe> Tape::record(Recipe::Kind kind, const c10::Operator
   auto recipe = make_intrusive<Recipe>(++num_recipes_, state_, kind, op);
   // More of them are rare.
   recipe->sources.reserve(3);
+  std::vector<std::pair<Slot, Tensor>> numbers;
   any_tensor(arguments, [&](const Slot& slot, const Tensor& tensor) {
     // A number that was made a tensor; nobody else has it.
-    if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) recipe->sources.emplace_back(slot, source(tensor, rule));
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      numbers.emplace_back(slot, uncounted_number(tensor));
+    } else {
+      recipe->sources.emplace_back(slot, source(tensor, rule));
+    }
     return false;
   });
   std::optional<size_t> copied;
@@ -410,6 +415,7 @@ inline intrusive_ptr<Recipe> Tape::record(Recipe::Kind kind, const c10::Operator
     }
     put(Tensor(), argument, slot);
   }
+  for (auto& [slot, number] : numbers) put(std::move(number), arguments[slot.argument], slot);
   recipe->arguments = std::move(arguments);
   if (draw) {
     recipe->generator = std::move(draw->generator);

@@ -15,6 +15,7 @@
 
 #include "geometry.h"
 #include "offloading.h"
+#include "random_state.h"
 #include "regions.h"
 
 namespace memfit {
@@ -141,7 +142,7 @@ struct Recipe : c10::intrusive_ptr_target {
   std::vector<std::pair<Slot, Source>> sources;
   std::vector<std::pair<size_t, weak_intrusive_ptr<DroppedValue>>> outputs;
   std::optional<at::Generator> generator;
-  Tensor generator_state;
+  std::optional<RandomState> generator_state;
   // Of OVERWRITE, and the first also of FETCH.
   std::optional<Geometry> geometry;
   std::optional<at::Device> device;
