@@ -35,6 +35,7 @@ from memfit.graph.compiled_data.compiled_blocks import (
     Partition,
     SegmentKind,
     StepSegment,
+    tolerance_of,
 )
 from memfit.progress import Progress
 from memfit.runtime.compiling.planned_blocks import PlannedBlocks, first_line, original_of
@@ -145,24 +146,20 @@ class _CompiledStep:
     def _with_equal_gradients(
         self, kinds: tuple[CompiledKind, ...], trials: Mapping[int, _Trial]
     ) -> tuple[tuple[CompiledKind, ...], dict[int, _Trial]]:
-        """Measure the memory of the trials; drop those whose gradients differ from the first one's.
-
-        Where the first trial differs from itself, all are kept, and verification compares by distance.
-        """
-        self._progress.stage("measuring compiled blocks", num_steps=len(trials) + 1)
+        """Measure the memory of the trials; drop those whose gradients differ from the first one's beyond rounding."""
+        self._progress.stage("measuring compiled blocks", num_steps=len(trials))
         held = self._tensors_from_outside()
         kept: dict[int, _Trial] = {}
         reference: Gradients | None = None
-        is_reproducible = True
+        tolerance = tolerance_of(kinds)
         for place, trial in trials.items():
             gradients = self._measure(trial, held)
+            self._progress.advance()
             if reference is None:
                 reference = gradients
-                is_reproducible = not difference_between(reference, self._measure(trial, held)).names
-            elif is_reproducible and difference_between(reference, gradients).names:
+            elif difference_between(reference, gradients).largest_distance > tolerance:
                 continue
             kept[place] = trial
-            self._progress.advance()
         kinds = tuple(
             replace(kind, partitions=tuple(each for place, each in enumerate(kind.partitions) if place in kept))
             for kind in kinds

@@ -26,9 +26,13 @@ def kinds_of(
     for path, graphs in graphs_of.items():
         by_graphs.setdefault(tuple(sorted({graph.key for graph in graphs})), []).append(path)
     return tuple(
-        CompiledKind(class_names[paths[0]], tuple(paths), _menu(_distinct(graphs_of[paths[0]]), num_cuts))
+        _kind(class_names[paths[0]], tuple(paths), _distinct(graphs_of[paths[0]]), num_cuts)
         for paths in by_graphs.values()
     )
+
+
+def _kind(name: str, paths: tuple[str, ...], graphs: Sequence[GraphVariants], num_cuts: int) -> CompiledKind:
+    return CompiledKind(name, paths, _menu(graphs, num_cuts), max(graph.rounding_unit for graph in graphs))
 
 
 def _distinct(graphs: Sequence[GraphVariants]) -> list[GraphVariants]:

@@ -51,7 +51,9 @@ class Verification:
     A plan with a chunked loss sums in another order than the plain step. Its gradients hold where ``gradient_distance``
     is at most ``gradient_tolerance``: the largest distance of a tensor from the plain one as a share of its length (or
     of the length that it would have if all gradients were of about the same size, where that is larger). The tolerance
-    is the square root of the rounding unit of the logits' type, and None for other plans, whose bits must agree.
+    is the square root of the rounding unit of the logits' type, and None for other plans, whose bits must agree. The
+    same holds for compiled blocks, with the rounding unit of the coarsest type that they compute in: on a CPU their
+    bits agree nearly always, and on a GPU kernels that recompute a value sum in another order.
 
     Where the plain step does not fit the device, its fields and those computed from it are None. ``compared_with`` is
     the step that the gradients are compared with, and whose gradients the fields on the plain step's are of: for

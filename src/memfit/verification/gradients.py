@@ -17,6 +17,11 @@ from memfit.capture.training_step import TrainingStep
 from memfit.distributed.local_tensors import local_tensor
 from memfit.runtime.batch_tensors import tensors_of
 
+# Smaller ones are compared on the host before they would have been copied.
+_FEWEST_MOVED = 2**16
+# In double precision: both gradients, their difference and what says which elements agree.
+_BYTES_TO_COMPARE = 64
+
 Gradients = Mapping[str, Tensor | None]
 
 
@@ -86,19 +91,30 @@ def difference_between(plain: Gradients, other: Gradients) -> GradientDifference
     names = tuple(name for name, gradient in plain.items() if not _same(gradient, other[name]))
     if not names:
         return GradientDifference((), 0.0, 0.0, 0.0)
-    max_error = max(relative_error(plain[name], other[name]) for name in names)
-    distances = {name: _distance(plain[name], other[name]) for name in names}
-    lengths = {name: _length(gradient) for name, gradient in plain.items() if gradient is not None}
+    errors, distances = [], {}
+    for name in names:
+        one, another = _where_fast(plain[name]), _where_fast(other[name])
+        errors.append(relative_error(one, another))
+        distances[name] = _distance(one, another)
+    lengths = {name: _length(moved) for name, each in plain.items() if (moved := _where_fast(each)) is not None}
     length = math.hypot(*lengths.values())
     if not length:
-        return GradientDifference(names, max_error, math.inf, math.inf)
+        return GradientDifference(names, max(errors), math.inf, math.inf)
     num_elements = sum(gradient.numel() for gradient in plain.values() if gradient is not None)
     shares = [
         distance / max(lengths.get(name, 0.0), length * math.sqrt(_num_elements(plain[name]) / num_elements))
         for name, distance in distances.items()
         if distance
     ]
-    return GradientDifference(names, max_error, math.hypot(*distances.values()) / length, max(shares, default=0.0))
+    return GradientDifference(names, max(errors), math.hypot(*distances.values()) / length, max(shares, default=0.0))
+
+
+def _where_fast(gradient: Tensor | None) -> Tensor | None:
+    """Return the gradient on the GPU where that has room to compare it: on the host a billion elements take minutes."""
+    if gradient is None or gradient.numel() < _FEWEST_MOVED or not torch.cuda.is_available():
+        return gradient
+    has_room = torch.cuda.mem_get_info()[0] > _BYTES_TO_COMPARE * gradient.numel()
+    return gradient.to("cuda") if has_room else gradient
 
 
 def relative_error(plain: Tensor | None, other: Tensor | None) -> float:

@@ -135,8 +135,8 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         plain_reproducible=not noise.names,
         plain_gradient_error=noise.max_error,
         plain_gradient_distance=noise.distance,
-        gradient_distance=difference.largest_distance if plan.chunks_loss else None,
-        gradient_tolerance=math.sqrt(torch.finfo(types[0]).eps) if types else None,
+        gradient_distance=difference.largest_distance if plan.chunks_loss or plan.compiled is not None else None,
+        gradient_tolerance=_tolerance(plan, types),
         differing_parameters=difference.names,
         plain_peak_bytes=plain_peak_bytes,
         compared_with="plain step" if plan.compiled is None else "compiled step that saves everything",
@@ -147,6 +147,13 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         overhead_quartiles=_quartiles(ratios),
         **_planned_facts(plan, seconds, trials),
     )
+
+
+def _tolerance(plan: Plan, types_of_logits: Sequence[torch.dtype]) -> float | None:
+    """Return how far gradients may be from those that they are compared with; None where bits must agree."""
+    if plan.compiled is not None:
+        return plan.compiled.gradient_tolerance
+    return math.sqrt(torch.finfo(types_of_logits[0]).eps) if types_of_logits else None
 
 
 def _planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verification:

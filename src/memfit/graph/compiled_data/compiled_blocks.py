@@ -6,8 +6,9 @@ graph saves; the backward graph recomputes the others. Blocks are of one kind wh
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -36,12 +37,14 @@ class Partition:
 class CompiledKind:
     """The blocks of one kind: the paths of the blocks, in the order in which they run, and their partitions.
 
-    The first partition is the one that saves everything, unless the device has no memory for it.
+    The first partition is the one that saves everything, unless the device has no memory for it. ``rounding_unit`` is
+    that of the coarsest type that the blocks compute in.
     """
 
     name: str
     blocks: tuple[str, ...]
     partitions: tuple[Partition, ...]
+    rounding_unit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,25 @@ class CompiledPlan:
         """Return the plan for the compiled step that gradients are compared with: every block saves the most."""
         return CompiledPlan(self.kinds, {path: kind.partitions[0].name for kind in self.kinds for path in kind.blocks})
 
+    @property
+    def gradient_tolerance(self) -> float:
+        """How far gradients may be from those of the step that saves everything; see `tolerance_of`."""
+        return tolerance_of(self.kinds)
+
     def in_words(self) -> str:
         """Return how many blocks use which partition."""
         counts = Counter(self.choice.values())
         return f"{len(self.choice)} blocks: " + ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def tolerance_of(kinds: Iterable[CompiledKind]) -> float:
+    """Return how far the gradients of two partitions may be apart by rounding alone, as a share of their length.
+
+    Kernels that compute a value again are other kernels than those that computed it first: on a GPU they sum in another
+    order. The tolerance is the square root of the rounding unit, as for a chunked loss. A random number that is drawn
+    anew, or a value of another call, is farther off.
+    """
+    return math.sqrt(max((kind.rounding_unit for kind in kinds), default=0.0))
 
 
 class SegmentKind(StrEnum):

@@ -220,6 +220,7 @@ def _plan(profile: ModelProfile, mix: PartitionMix, choice: Choice, budget_bytes
         predicted_overhead=mix.seconds(choice) / plain_seconds - 1 if plain_seconds else 0.0,
         budget_bytes=budget_bytes,
         inputs=profile.inputs,
+        chunks_loss=profile.chunks_loss,
         compiled=CompiledPlan(tuple(_with_used(kind, names) for kind in compiled.kinds), names),
     )
 

@@ -26,7 +26,7 @@ from memfit.runtime.compiling.compiler_internals import (
     divided_by_tags,
     saved_by_torch,
 )
-from memfit.runtime.compiling.joint_graphs import bases_of, forward_graph_of
+from memfit.runtime.compiling.joint_graphs import bases_of, forward_graph_of, rounding_unit_of
 
 
 class CompilingError(Exception):
@@ -62,12 +62,13 @@ def variants_backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
 
 
 class GraphVariants:
-    """A graph and its compiled partitions. ``forward`` and ``torch_saved`` are known once one is compiled."""
+    """A graph and its compiled partitions. What is public about its values is known once one is compiled."""
 
     def __init__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> None:
         self.key = _hash_of(graph, inputs)
         self.forward: ForwardGraph | None = None
         self.torch_saved: tuple[str, ...] = ()
+        self.rounding_unit = 0.0
         self.compile_seconds = 0.0
         self._graph = graph
         self._inputs = list(inputs)
@@ -101,6 +102,7 @@ class GraphVariants:
             self.compile_seconds += time.perf_counter() - begin
         if partitioner.forward is not None:
             self.forward, self.torch_saved = partitioner.forward, partitioner.torch_saved
+            self.rounding_unit = partitioner.rounding_unit
         # A partition that was chosen by its price is known by its names from now on.
         self._compiled.setdefault(partitioner.divided_names, compiled)
         return compiled
@@ -115,6 +117,7 @@ class _SavedValues(InductorPartitioner):
         self._is_first = is_first
         self.forward: ForwardGraph | None = None
         self.torch_saved: tuple[str, ...] = ()
+        self.rounding_unit = 0.0
         self.divided_names: tuple[str, ...] = ()
 
     def __call__(
@@ -127,6 +130,7 @@ class _SavedValues(InductorPartitioner):
         if self._is_first:
             names = saved_by_torch(joint, inputs, options)
             self.forward, self.torch_saved = forward, tuple(bases_of(node for node in nodes if node.name in names))
+            self.rounding_unit = rounding_unit_of(nodes)
         division = None if self._saved is None else forward.saving(self._saved)
         if division is None:
             # Names of another release of torch.

@@ -21,6 +21,8 @@ _FUSED_SHARE = 0.15
 _REPEATED_READS = 8.0
 # Sizes that the compiler knows nothing about, such as the number of tokens that an expert gets.
 _UNKNOWN_SIZE = 1024
+# Sums over fewer elements than these take too much memory to be saved in any case.
+_SUMMED_ELEMENTS = 16
 _PURE_NAMESPACES = {"aten", "prims"}
 
 
@@ -70,6 +72,12 @@ def bases_of(nodes: Iterable[fx.Node]) -> Iterator[str]:
         yield node.name
 
 
+def rounding_unit_of(nodes: Iterable[fx.Node]) -> float:
+    """Return the rounding unit of the coarsest floating type of the values of ``nodes``."""
+    types = {tensor.dtype for node in nodes for tensor in _tensors(node.meta.get("val"))}
+    return max((torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point or dtype.is_complex), default=0.0)
+
+
 def _is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and ("tangents" in str(node.target) or "bwd_" in str(node.target))
 
@@ -112,6 +120,9 @@ def _may_be_recomputed(node: fx.Node) -> bool:
     # A seed is drawn once and saved; what inductor draws from a seed is a function of it.
     if torch.Tag.nondeterministic_seeded in op.tags and not rule.name.startswith("aten._scaled_dot_product"):
         return False
+    # Another kernel would sum in another order: the few bytes that it takes to save sums are well spent.
+    if torch.Tag.reduction in op.tags and _num_bytes(node) * _SUMMED_ELEMENTS <= _read_bytes(node):
+        return False
     if is_random(rule, node.args) or ".empty" in rule.name or ".new_empty" in rule.name:
         return False
     return rule.deterministic_on_cuda or _device_type(node) != "cuda"
@@ -131,7 +142,7 @@ def _cost(node: fx.Node) -> float:
     if not made:
         return 0.0
     made_bytes = sum(_bytes_of(tensor) for tensor in made)
-    read_bytes = sum(_bytes_of(tensor) for read in node.all_input_nodes for tensor in _tensors(read.meta.get("val")))
+    read_bytes = _read_bytes(node)
     flops = _flops(node)
     if flops:
         return flops / _FLOPS_PER_BYTE.get(_device_type(node), 120.0) + made_bytes + read_bytes
@@ -141,6 +152,10 @@ def _cost(node: fx.Node) -> float:
     if isinstance(op, OpOverload) and op._schema.name.partition("::")[2] in ("sort", "topk", "kthvalue", "median"):
         return _REPEATED_READS * (made_bytes + read_bytes)
     return float(made_bytes + read_bytes)
+
+
+def _read_bytes(node: fx.Node) -> int:
+    return sum(_bytes_of(tensor) for read in node.all_input_nodes for tensor in _tensors(read.meta.get("val")))
 
 
 def _flops(node: fx.Node) -> int:
