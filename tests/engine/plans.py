@@ -10,6 +10,11 @@ from tests.engine.zoo import Example
 from torch import nn
 
 import memfit
+from memfit.calibration.calibrating import UNACCOUNTED
+from memfit.runtime import native_library
+
+# Tests with the engine in Python replace it.
+_MODULE_IN_CPP = native_library.configured_module
 
 # Ops that cost little beside a matrix product: the first ones that a planner would recompute.
 CHEAP_OPS = (
@@ -37,10 +42,25 @@ CHEAP_OPS = (
 
 @cache
 def profile_of(example: Example) -> memfit.ModelProfile:
-    """Return the profile of one training step of ``example``."""
+    """Return the profile of one training step of ``example``, always recorded with the engine in C++.
+
+    Plans of it must be right with the engine in Python too, where torch runs a few other ops.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_library, "configured_module", _MODULE_IN_CPP)
+        return new_profile_of(example)
+
+
+def new_profile_of(example: Example) -> memfit.ModelProfile:
+    """Return a profile recorded with the engine that runs now, whose ops those of a planned step are."""
     model, batch, loss = example.build()
     with example.context():
         return memfit.profile(model, batch, loss=loss)
+
+
+def unaccounted_bytes(profile: memfit.ModelProfile) -> int:
+    """Return the bytes at the measured peak that no op accounts for, such as numbers that autograd saves."""
+    return sum(value.num_bytes for value in profile.values if value.name == UNACCOUNTED)
 
 
 def every_layer(example: Example) -> memfit.Plan:

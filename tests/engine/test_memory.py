@@ -9,13 +9,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tests.engine.storage_ledger import StorageLedger
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import memfit
-from memfit.runtime.allocation_meter import allocated_peak
+from memfit.runtime.allocation_meter import AllocationMeter, allocated_peak
 from memfit.runtime.native_build import native_module
 
 WIDTH = 64
@@ -75,13 +74,10 @@ def step_peak(model: nn.Module, batch: Tensor) -> int:
 
 def bytes_saved_by(model: nn.Module, batch: Tensor) -> int:
     """Return what lives between forward and backward: all that autograd, or a recipe, keeps."""
-    ledger = StorageLedger()
-    ledger.track([*model.parameters(), batch])
-    before = ledger.live_bytes
-    with ledger:
+    with AllocationMeter() as meter:
         loss = model(batch)
         assert loss.requires_grad
-        return ledger.live_bytes - before
+        return meter.live_bytes
 
 
 @contextmanager

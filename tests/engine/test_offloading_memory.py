@@ -10,14 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.engine.offloading_plans import EVERYTHING, plan_by_op
-from tests.engine.plans import every_value, profile_of
-from tests.engine.storage_ledger import StorageLedger, as_counted_by_ledger, ledger_peak
+from tests.engine.plans import new_profile_of, unaccounted_bytes
 from tests.engine.zoo import BY_NAME
 from torch import Tensor, nn
 
 import memfit
-from memfit.capture.recording.recorded_runs import no_garbage_collection
-from memfit.capture.state.kept_state import KeptState
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.plan import Decision
@@ -25,8 +22,9 @@ from memfit.planning.offload import offloadable
 from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
 from memfit.planning.step.offload_rules import Offloading
-from memfit.runtime.native_tape import memory_told_to
+from memfit.runtime.allocation_meter import AllocationMeter
 from memfit.verification.methods import planned
+from memfit.verification.trials import Trials
 
 NUM_LINKS = 6
 NUM_ELEMENTS = 1000
@@ -55,37 +53,33 @@ class Chain(nn.Sequential):
 class Seen:
     """How many values' worth of memory there is after each link of the chain, forth and back, and at most."""
 
-    def __init__(self, model: Chain, x: Tensor) -> None:
+    def __init__(self) -> None:
         self.forth: list[int] = []
         self.back: list[int] = []
-        self._ledger = StorageLedger()
-        self._held = [*model.parameters(), x]
-        self._ledger.track(self._held)
-        self._before = self._ledger.live_bytes
+        self._meter = AllocationMeter()
 
     @property
     def most(self) -> int:
         """Return the peak."""
-        return self._in_values(self._ledger.peak_bytes)
+        return self._in_values(self._meter.peak_bytes)
 
     @contextmanager
     def watching(self, model: Chain) -> Iterator[None]:
         """Note what lives after each link of the forward pass, and when the gradient of each has been computed."""
 
         def after_link(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-            self.forth.append(self._in_values(self._ledger.live_bytes))
-            output.register_hook(lambda _: self.back.append(self._in_values(self._ledger.live_bytes)))
+            self.forth.append(self._in_values(self._meter.live_bytes))
+            output.register_hook(lambda _: self.back.append(self._in_values(self._meter.live_bytes)))
 
         hooks = [module.register_forward_hook(after_link) for module in model.children()]
-        with self._ledger, memory_told_to(lambda made: self._ledger.track([made])):
+        with self._meter:
             yield
         for hook in hooks:
             hook.remove()
-        self._ledger.forget(self._held)
 
     def _in_values(self, num_bytes: int) -> int:
         # Beside the values there are a few scalars: the loss, its gradient, and that of the scale.
-        values, scalars = divmod(num_bytes - self._before, VALUE_BYTES)
+        values, scalars = divmod(num_bytes, VALUE_BYTES)
         assert scalars <= 16
         return values
 
@@ -95,7 +89,7 @@ def seen_in_a_step(window_bytes: int, *, offloads: bool = True) -> Seen:
     model, x = Chain(), torch.randn(NUM_ELEMENTS)
     plan = plan_by_op(model, x, offload=["aten.tanh"] if offloads else [], window_bytes=window_bytes)
     with memfit.apply(model, plan):
-        seen = Seen(model, x)
+        seen = Seen()
         with seen.watching(model):
             model(x).backward()
     return seen
@@ -140,20 +134,26 @@ NAMES = (
     "in-place-residuals",
 )
 NUM_PLANS = 8
+# A workspace is measured for an op by itself, and may be larger than within the step by a few numbers or indices.
+FEW_BYTES = 64
+
+
+def has_random_ops(profile: memfit.ModelProfile) -> bool:
+    return any(word in op.op for op in profile.ops for word in ("bernoulli", "dropout", "rand"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_measured_peaks_are_the_predicted_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_peaks_are_the_predicted_ones(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offloadable, "SMALLEST_OFFLOADED_BYTES", 1)
     example = BY_NAME[name]
-    profile, everything = as_counted_by_ledger(profile_of(example)), every_value(example)
+    profile = new_profile_of(example)
+    any_plan = memfit.plan(profile, strategy=memfit.NoCheckpointing())
     model, batch, loss = example.build()
     step = Step(profile)
     draw = random.Random(name)
     predicted, measured = [], []
     with example.context():
-        training_step = TrainingStep(model, StepArguments(batch, loss))
-        state = KeptState(training_step)
+        trials = Trials(TrainingStep(model, StepArguments(batch, loss)))
         for number in range(NUM_PLANS):
             share = (0.0, 0.3, 0.7)[number % 3]
             recomputed = step.recomputed_of({value for value in step.plannable if draw.random() < share})
@@ -163,14 +163,17 @@ def test_measured_peaks_are_the_predicted_ones(name: str, monkeypatch: pytest.Mo
             offloading = Offloading(offloaded, draw.choice((0, largest, 3 * largest, EVERYTHING)))
             decisions = dict.fromkeys(recomputed, Decision.RECOMPUTE) | dict.fromkeys(offloaded, Decision.OFFLOAD)
             plan = replace(
-                everything,
+                any_plan,
                 decisions={profile.values[value].name: decisions.get(value, Decision.SAVE) for value in step.plannable},
                 recorded_modules=("",),
                 hooked_modules=("",),
                 window_bytes=offloading.window_bytes,
             )
             predicted.append(simulated(step, recomputed, offloading).peak_bytes)
-            held = [tensor for _, tensor in training_step.tensors()]
-            with state.kept(), planned(plan)(model), no_garbage_collection():
-                measured.append(ledger_peak(training_step.run, held))
-    assert measured == predicted
+            measured.append(trials.measured(planned(plan)).peak_bytes)
+    # A prediction holds for the whole step what no op accounts for at the peak of the plain step.
+    most_below = unaccounted_bytes(profile) + FEW_BYTES
+    # The engine in Python reads the state of a generator as a tensor, which takes memory for a moment.
+    most_above = torch.get_rng_state().nbytes if engine == "Python" and has_random_ops(profile) else 0
+    for one, other in zip(measured, predicted, strict=True):
+        assert other - most_below <= one <= other + most_above

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.storage_ledger import StorageLedger
 from tests.engine.zoo.example import quiet_compilation
 from torch import Tensor, nn
 from torch.nn import functional
 
 import memfit
+from memfit.runtime.allocation_meter import AllocationMeter
 from memfit.runtime.torch_internals import DispatchMode
 
 WIDTH = 8
@@ -151,14 +151,6 @@ def block_model(num_blocks: int = 4) -> nn.Module:
     return Blocks()
 
 
-def ledger_beside(model: nn.Module, x: Tensor) -> StorageLedger:
-    """Return a ledger that counts nothing of what was there before: the model and the batch."""
-    ledger = StorageLedger()
-    ledger.track([*model.parameters(), x])
-    ledger.live_bytes = 0
-    return ledger
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -172,24 +164,24 @@ def test_trap_02_fifty_steps_end_with_the_bytes_they_began_with(options: dict[st
     model, x = block_model(), batch()
     plan = memfit.plan(memfit.profile(model, x), **options)
     gradients(model, x)
-    with memfit.apply(model, plan), without_gc(), ledger_beside(model, x) as ledger:
+    with memfit.apply(model, plan), without_gc(), AllocationMeter() as meter:
         live = []
         for _ in range(50):
             model.zero_grad()
             model(x).backward()
-            live.append(ledger.live_bytes)
+            live.append(meter.live_bytes)
     assert len(set(live)) == 1
     parameter_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    assert live[0] == parameter_bytes  # the gradients, which the ledger saw being made
+    assert live[0] == parameter_bytes  # the gradients, which were made inside
 
 
 def test_trap_02_a_step_without_backward_lets_go_with_its_loss() -> None:
     model, x = block_model(), batch()
-    with memfit.apply(model, plan_all(model, x)), without_gc(), ledger_beside(model, x) as ledger:
+    with memfit.apply(model, plan_all(model, x)), without_gc(), AllocationMeter() as meter:
         loss = model(x)
-        assert ledger.live_bytes > 0
+        assert meter.live_bytes > 0
         del loss
-        assert ledger.live_bytes == 0
+        assert meter.live_bytes == 0
 
 
 def test_trap_02_an_output_that_outlives_the_step_holds_nothing_else() -> None:
@@ -202,11 +194,11 @@ def test_trap_02_an_output_that_outlives_the_step_holds_nothing_else() -> None:
             return functional.gelu(self.inner(x))
 
     model, x = Hidden(), batch()
-    with memfit.apply(model, plan_all(model, x)), without_gc(), ledger_beside(model, x) as ledger:
+    with memfit.apply(model, plan_all(model, x)), without_gc(), AllocationMeter() as meter:
         output = model(x)
         output.sum().backward()
         model.zero_grad()
-        assert ledger.live_bytes == output.nbytes
+        assert meter.live_bytes == output.nbytes
 
 
 # 3. One op with several outputs is one recipe.
@@ -458,14 +450,14 @@ def test_trap_09_views_of_a_saved_value_hold_it_once() -> None:
     assert_same_as_plain(model, x)
     plan = memfit.plan(memfit.profile(model, x), strategy=memfit.NoCheckpointing(), force_recompute=["*::aten.gelu"])
     with without_gc():
-        with ledger_beside(model, x) as plain_ledger:
+        with AllocationMeter() as plain_meter:
             loss = model(x)
-            plain_bytes = plain_ledger.live_bytes
+            plain_bytes = plain_meter.live_bytes
         del loss
-        with memfit.apply(model, plan), ledger_beside(model, x) as ledger:
+        with memfit.apply(model, plan), AllocationMeter() as meter:
             loss = model(x)
             assert loss.requires_grad
-            assert ledger.live_bytes == plain_bytes
+            assert meter.live_bytes == plain_bytes
 
 
 def test_trap_09_views_that_read_the_bits_otherwise() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.plans import VALUE_PLANS, PlanFor
-from tests.engine.storage_ledger import ledger_peak
 from tests.engine.zoo import ZOO, Example
 from torch import Tensor, nn
 
 import memfit
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
+from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.native_tape import NativeTape, new_tape
 from memfit.runtime.recorded_modules import Region
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks
@@ -260,7 +260,7 @@ def peaks_of_steps(example: Example, plan: memfit.Plan, *, is_always_new: bool) 
         if applied is None:
             applied = memfit.apply(model, plan)
         with example.context():
-            peaks.append(ledger_peak(step.run_forward_and_backward))
+            peaks.append(allocated_peak(step.run_forward_and_backward, torch.device("cpu")))
         model.zero_grad(set_to_none=True)
         if is_always_new:
             applied = applied.remove()

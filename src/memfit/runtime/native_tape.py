@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,23 +36,6 @@ def way_into(region: Region, owner: object, longer_way: Runner) -> Runner:
         return longer_way
     shortest: Runner = native.way_in(_in_native_form(native, region), owner, longer_way)
     return shortest
-
-
-@contextmanager
-def memory_told_to(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Tell ``listener`` of tensors in the tape in C++ that a dispatch mode would see too late, or not at all.
-
-    They are the copies of what is about to be written, and what is offloaded.
-    """
-    native = native_library.configured_module()
-    if native is None:
-        yield
-        return
-    before = native.tell_of_memory(listener)
-    try:
-        yield
-    finally:
-        native.tell_of_memory(before)
 
 
 def new_offloading() -> HostCopies:

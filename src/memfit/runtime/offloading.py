@@ -185,7 +185,6 @@ class _Departure:
     def host_copy(self) -> Tensor:
         """Start the copy and return where it goes to."""
         assert self._original is not None
-        # A ledger of what lives on the CPU would otherwise take the host's copies for the device's memory.
         with unseen_by_dispatch_modes():
             content = storage_as_bytes(self._original)
             host = _host_buffer(content.numel(), is_pinned=self.streams.out is not None)
@@ -256,13 +255,22 @@ def _can_leave(tensor: Tensor) -> bool:
 
 def _host_buffer(num_bytes: int, *, is_pinned: bool) -> Tensor:
     try:
-        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
-    except RuntimeError as error:
+        if not is_pinned:
+            return _buffer_apart(num_bytes)
+        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+    except (RuntimeError, MemoryError) as error:
         error.add_note(
             f"memfit was about to offload {num_bytes} bytes to the host's memory, which could not be had. A plan for a "
             "smaller host_budget takes less of it"
         )
         raise
+
+
+def _buffer_apart(num_bytes: int) -> Tensor:
+    """Return memory for what is offloaded from the CPU itself, apart from what plans count, as the host's memory is."""
+    if num_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(bytearray(num_bytes), dtype=torch.uint8)
 
 
 def _copied_beside(target: Tensor, source: Tensor, side: torch.cuda.Stream | None) -> torch.cuda.Event | None:

@@ -119,11 +119,6 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
     return py::reinterpret_steal<py::object>(THPVariable_Wrap(detached_alias(THPVariable_Unpack(tensor.ptr()))));
   });
   module.def("is_listening", [] { return listening_tape != nullptr; });
-  module.def("tell_of_memory", [](py::object listener) {
-    std::swap(python->memory_listener, listener);
-    python->tells_of_memory = !python->memory_listener.is_none();
-    return listener;
-  });
   // The kernels of one kind of device, from then on.
   module.def("fuse_on", [](const std::string& device_type, uintptr_t launch, py::object kernel_of) {
     fusing = new Fusing{at::Device(device_type).type(), reinterpret_cast<LaunchKernel>(launch), std::move(kernel_of)};

@@ -8,12 +8,14 @@
 #pragma once
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -72,9 +74,17 @@ inline size_t storage_bytes(const Tensor& tensor) {
   return tensor.is_cuda() ? (num_bytes + granularity - 1) / granularity * granularity : num_bytes;
 }
 
+// Where values that are offloaded from the CPU itself are kept: apart from the memory that plans count, as the host's is.
+inline Tensor buffer_apart(int64_t num_bytes) {
+  auto* bytes = std::malloc(std::max<int64_t>(num_bytes, 1));
+  TORCH_CHECK_WITH(OutOfMemoryError, bytes != nullptr, "could not allocate ", num_bytes, " bytes");
+  return at::from_blob(bytes, {num_bytes}, [](void* address) { std::free(address); }, at::TensorOptions(at::kByte));
+}
+
 inline Tensor host_buffer(int64_t num_bytes, bool is_pinned) {
   try {
-    return at::empty({num_bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(is_pinned));
+    if (!is_pinned) return buffer_apart(num_bytes);
+    return at::empty({num_bytes}, at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true));
   } catch (c10::Error& error) {
     TORCH_RETHROW(
         error, "memfit was about to offload ", num_bytes,
@@ -153,7 +163,6 @@ class Departure {
     const auto content = storage_as_bytes(original_);
     Tensor host;
     {
-      // A ledger of what lives on the CPU would otherwise take the host's copies for the device's memory.
       BelowAutogradAndAutocast below;
       UnseenByDispatchModes unseen;
       host = host_buffer(content.numel(), /*is_pinned=*/streams.has_value());

@@ -46,14 +46,6 @@ inline bool covers_its_storage(const Tensor& tensor) {
          static_cast<size_t>(tensor.numel()) * tensor.element_size() == tensor.storage().nbytes();
 }
 
-// A dispatch mode sees what was made while it handled an op only afterwards, and what is gone by then not at all.
-inline void tell_of(const Tensor& made) {
-  if (!python->tells_of_memory) return;
-  py::gil_scoped_acquire gil;
-  if (!python->memory_listener.is_none())
-    python->memory_listener(py::reinterpret_steal<py::object>(THPVariable_Wrap(made)));
-}
-
 class Tape {
  public:
   Tape() {
@@ -256,8 +248,6 @@ inline void Tape::decide_on(at::ArrayRef<const Tensor*> outputs, const c10::Oper
 
 inline void Tape::offload(const Tensor& output, int64_t version, const c10::OperatorHandle& op, const OpRule& rule) {
   if (output.key_set().has(c10::DispatchKey::Python)) return;
-  // Others are let go of next, which were there at the same time.
-  tell_of(output);
   auto alias = detached_alias(output);
   std::shared_ptr<OffloadedCopy> copy;
   {
@@ -386,7 +376,6 @@ inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule&
     if (offloaded) before_write_to(*offloaded, num_counted);
     if (holders.empty()) continue;
     const auto copy = at::clone(storage_as_bytes(tensor));
-    tell_of(copy);
     for (const auto& holder : holders) holder->replace(tensor_with(Geometry(holder->tensor), copy));
   }
 }
@@ -434,9 +423,7 @@ inline Source Tape::source(const Tensor& tensor, const OpRule& rule) {
   }
   if (tensor.is_inference()) {
     // Nothing counts the writes to it.
-    auto copy = at::clone(tensor);
-    tell_of(copy);
-    return Source(make_intrusive<HeldTensor>(std::move(copy), frame->region, &rule));
+    return Source(make_intrusive<HeldTensor>(at::clone(tensor), frame->region, &rule));
   }
   auto held = make_intrusive<HeldTensor>(has_no_history(tensor) ? tensor : detached_alias(tensor), frame->region, &rule);
   std::lock_guard lock(notes.mutex);

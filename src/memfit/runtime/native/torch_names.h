@@ -37,9 +37,6 @@ struct Python {
   py::object torn_value_error;   // (maker, version when it was found, version it had) -> the error
   py::object gather;             // (place, tensor): gets back the memory of a tensor that FSDP2 has freed
   py::object parameter_class;
-  py::object memory_listener = py::none();  // (tensor that was made), or None
-  // Whether there is one: asked for each value that leaves, without Python's own lock.
-  std::atomic<bool> tells_of_memory{false};
 };
 inline Python* python = nullptr;
 
