@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import memfit
 from memfit.capture.measuring.op_costs import Cost, OpMeter, with_costs
-from memfit.capture.measuring.roofline import Roofline
+from memfit.capture.measuring.roofline import Roofline, _flops_per_second
 from memfit.capture.recording.step_recording import OpFacts
 from memfit.graph.model_profile import Phase, RecordedOp, Replay
 
@@ -138,6 +138,15 @@ def test_every_op_that_computes_has_seconds() -> None:
     assert profile.step_seconds > 0
 
 
+@pytest.fixture
+def no_rates_known() -> Iterator[None]:
+    """Rates are measured once in a process: measure here, and let nobody else see it."""
+    _flops_per_second.cache_clear()
+    yield
+    _flops_per_second.cache_clear()
+
+
+@pytest.mark.usefixtures("no_rates_known")
 def test_the_roofline_is_measured_with_as_much_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     randn, widths = torch.randn, []
 

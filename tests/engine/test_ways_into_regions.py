@@ -192,7 +192,7 @@ def test_a_plan_that_was_removed_is_not_kept_by_its_ways() -> None:
     assert plan.recorded_modules
     applied = memfit.apply(model, plan)
     model(x).sum().backward()
-    passes = weakref.ref(applied._passes)
+    removed = weakref.ref(applied)
     applied.remove()
     del applied
-    assert passes() is None
+    assert removed() is None

@@ -315,6 +315,9 @@ class StepRecorder(OpInterceptor):
     # What autograd saves.
 
     def _pack(self, tensor: Tensor) -> Any:
+        if self._phase is Phase.FORWARD and has_dtensor([type(tensor)]):
+            # With the engine in C++, only the ops on the local tensors are seen.
+            self.recording.has_dtensors = True
         # What a backward pass saves (of a double backward, of a checkpoint's second forward) is no forward value's.
         if not is_plain(tensor) or not is_strided(tensor) or self._phase is not Phase.FORWARD:
             return tensor if tensor.is_leaf else tensor.detach()
