@@ -26,6 +26,7 @@ from memfit.profiling import refuse_unfit as refuse_unfit_to_profile
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.apply import remove
 from memfit.runtime.chunked_loss.language_model_head import head_of
+from memfit.runtime.model_changes import checkpointed_in, warn_of_checkpointing
 from memfit.runtime.native_build import build_engine
 from memfit.sizes.fitting_by_size import fit_by_size
 from memfit.units import format_bytes
@@ -93,6 +94,7 @@ def fit(
         )
     if chunk_loss:
         head_of(model)
+    warn_of_checkpointing(model, stacklevel=2)
     if batches is not None:
         if batch is not None:
             raise InvalidParameterError("give either batch or batches, which has batches of several sizes, not both")
@@ -265,7 +267,7 @@ def _fastest(
         chosen = _Choice(plain, _planned(step, plain, budget, host_budget))
     except InfeasibleBudgetError as error:
         if not chunk_loss:
-            raise _pointing_to_chunks(error, step.model, plain) from None
+            raise _with_advice(error, step.model, plain) from None
         infeasible = error
     if not chunk_loss:
         assert chosen is not None
@@ -295,8 +297,18 @@ def _fastest(
     return in_chunks if chunked.chunks_loss and is_faster else chosen
 
 
-def _pointing_to_chunks(error: InfeasibleBudgetError, model: nn.Module, profile: ModelProfile) -> InfeasibleBudgetError:
-    """Return the error with a hint at ``chunk_loss``, where logits are a large part of the smallest peak."""
+def _with_advice(error: InfeasibleBudgetError, model: nn.Module, profile: ModelProfile) -> InfeasibleBudgetError:
+    """Return the error with a hint at ``chunk_loss``, where logits are a large part of the smallest peak.
+
+    Where blocks are recomputed as a whole, which leaves little to plan, it says that instead.
+    """
+    checkpointed = checkpointed_in(model)
+    if checkpointed is not None:
+        return InfeasibleBudgetError(
+            f"{error}. The model uses gradient checkpointing ({checkpointed}), and memfit cannot plan inside blocks "
+            "that are recomputed as a whole: switch it off",
+            minimum_bytes=error.minimum_bytes,
+        )
     try:
         head = head_of(model)
     except InvalidParameterError:
@@ -340,9 +352,9 @@ def _plan_with_more_room(
     except InfeasibleBudgetError as error:
         minimum_bytes = error.minimum_bytes + miss_bytes
         raise InfeasibleBudgetError(
-            f"no plan keeps the step within {format_bytes(plan.budget_bytes)}: measured peaks are "
-            f"{format_bytes(miss_bytes)} above what the profile predicts, and with room for that the smallest budget "
-            f"is {format_bytes(minimum_bytes)} ({minimum_bytes} bytes)",
+            f"the smallest budget is {format_bytes(minimum_bytes)} ({minimum_bytes} bytes), and the given one is "
+            f"{format_bytes(plan.budget_bytes)}: measured peaks are {format_bytes(miss_bytes)} above what the profile "
+            "predicts, and plans have to leave room for that",
             minimum_bytes=minimum_bytes,
         ) from error
     return replace(tighter, budget_bytes=plan.budget_bytes)

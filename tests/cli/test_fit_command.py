@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from tests.cli.running import memfit
 from typer.testing import CliRunner
 
 from memfit.cli.main import app
+from memfit.cli.python_code import python_code
+from memfit.cli.target import load_target
 
 TRAIN = """
 import torch
@@ -62,6 +65,21 @@ def test_the_code_that_it_prints_fits_the_same_step(
     if not is_saved:
         assert names["fitted"].plan.budget_bytes == 60_000  # type: ignore[attr-defined]
         assert names["fitted"].verification.gradients_equal  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["train-v2.py", "2024.py", "class.py", "profile.py", "memfit.py", "train.v2.py"])
+def test_the_code_that_it_prints_finds_a_file_that_no_import_statement_does(
+    target_file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = target_file(TRAIN.replace("RETURNS", TUPLE), name)
+    loaded = load_target(f"{path}:build", ["width=16"])
+    code = python_code(
+        f"{path}:build", ["width=16"], num_entries=loaded.num_entries, budgets={"budget": "60kB"}, plan_file=None
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    names: dict[str, object] = {}
+    exec(compile(code, "printed", "exec"), names)
+    assert names["fitted"].plan.budget_bytes == 60_000  # type: ignore[attr-defined]
 
 
 def test_torchs_checkpointing_is_measured_in_the_same_rounds(target_file: Callable[[str], str], tmp_path: Path) -> None:

@@ -115,8 +115,9 @@ def test_an_infeasible_budget_exits_1_and_names_the_minimum() -> None:
     code, shown, errors = memfit("plan", EXAMPLE, "--budget", "1MiB")
     assert (code, shown) == (1, "")
     assert errors == (
-        "error: no plan fits into 1048576 bytes (1.00 MiB): the largest layer alone needs 823410688 bytes (785.3 MiB) "
-        "when it is recomputed; give at least that much\nhint: the smallest budget is --budget 785.3MiB\n"
+        "error: the smallest budget for these layers is 785.3 MiB (823410688 bytes), which the largest layer alone "
+        "needs when it is recomputed; the given one is 1.00 MiB (1048576 bytes)\n"
+        "hint: the smallest budget is --budget 785.3MiB\n"
     )
 
 
@@ -188,7 +189,7 @@ def test_the_script_exits_with_the_same_codes_and_no_trace() -> None:
 
     infeasible = script("plan", EXAMPLE, "--budget", "1MiB")
     assert infeasible.returncode == 1
-    assert infeasible.stderr.startswith("error: no plan fits")
+    assert infeasible.stderr.startswith("error: the smallest budget for these layers is 785.3 MiB")
     assert "Traceback" not in infeasible.stderr
     assert script("plan", EXAMPLE, "--strategy", "full", "--json").returncode == 0
     assert script("plan", "--nonsense").returncode == 2

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from rich.console import Console, RenderableType
 from tests.report.planned_steps import point_recomputing
 from tests.report.test_page_document import index_of, two_blocks
 from tests.verification.test_verification_file import example
 
+from memfit.graph.method_result import MethodResult
 from memfit.graph.model_profile import Link
 from memfit.graph.plan import Decision, FrontierPoint
+from memfit.graph.verification import Quartiles
 from memfit.report.step_tables import (
+    comparison_table,
     frontier_table,
     plan_summary,
     plan_table,
@@ -86,3 +90,34 @@ def test_a_profile_shows_the_link_to_the_host() -> None:
     linked = replace(PROFILE, link=Link(54.2e9, 51.77e9, 1e-5, 3 * 2**40))
     lines = dict(rows_of(profile_summary(linked)))
     assert lines["host"] == "54.2 GB/s to the host and 51.8 GB/s to the device, 3.00 TiB free"
+
+
+RESULTS = [
+    MethodResult("plain step", 2**24, 0.1, 0.0, Quartiles(0.0, 0.0), True),
+    MethodResult("torch: checkpoint every block", 2**25 - 9999, 0.2, 1.0, Quartiles(-0.181, 1.057), True),
+    MethodResult("broken", error="RuntimeError: a message of a dozen words that is longer than the column is wide"),
+]
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60, 70, 80, 90, 100, 120])
+def test_no_number_is_cut_however_narrow_the_terminal_is(width: int) -> None:
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(comparison_table(RESULTS, title="methods"))
+        console.print(frontier_table(PROFILE, [plain(), offloading()], title="frontier"))
+        console.print(plan_table(PROFILE, offloading().plan, title="plan"))
+    shown = capture.get()
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+    words = " ".join(shown.split())
+    for cell in ("16.0 MiB", "32.0 MiB", "100 ms", "200 ms", "+100.0%", "+105.7%", "300 B", "200 B", "dozen"):
+        assert cell in words
+
+
+def test_where_the_columns_do_not_fit_each_row_is_a_list() -> None:
+    console = Console(width=40)
+    with console.capture() as capture:
+        console.print(comparison_table(RESULTS[:2], title="methods"))
+    lines = [line.strip() for line in capture.get().splitlines()]
+    assert lines[lines.index("torch: checkpoint every block") + 1].split("  ")[0] == "peak"
+    assert " ".join(lines).count("gradients") == 2

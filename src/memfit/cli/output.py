@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -13,10 +14,17 @@ from rich.console import Console
 from memfit.documents import check_writable
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError, PlanFileError
 
+# Wide enough for every table.
+_WIDTH_OF_FILES = 120
+
 
 def console() -> Console:
     """Return a console on standard output as it is now; highlighting is left to the tables."""
-    return Console(highlight=False)
+    screen = Console(highlight=False)
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        # A pipe or a file has no width, and rows on one line each can be searched.
+        screen.width = _WIDTH_OF_FILES
+    return screen
 
 
 def print_json(document: object) -> None:

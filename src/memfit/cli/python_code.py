@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +28,10 @@ def python_code(
     ``budgets`` are the other arguments of `memfit.fit`.
     """
     place, _, function = target.rpartition(":")
-    lines = ["import memfit"]
     if place.endswith(".py"):
-        path = Path(place)
-        if path.resolve().parent != Path.cwd():
-            lines = ["import sys", "", f"sys.path.insert(0, {str(path.parent)!r})", *lines]
-        lines.append(f"from {path.stem} import {function}")
+        lines = _import_from_file(Path(place), function)
     else:
-        lines.append(f"from {place} import {function}")
+        lines = ["import memfit", f"from {place} import {function}"]
     call = f"{function}({', '.join(f'{name}={value!r}' for name, value in parse_arguments(arguments).items())})"
     lines.append("")
     if num_entries is None:
@@ -50,3 +49,26 @@ def python_code(
         options = [f"{name}={value!r}" for name, value in budgets.items()]
         lines.append(f"fitted = memfit.fit({', '.join([*step, *options])})")
     return "\n".join(lines)
+
+
+def _import_from_file(path: Path, function: str) -> list[str]:
+    """Return code that imports ``function`` from the file at ``path``, whatever the file is called."""
+    is_here = path.resolve().parent == Path.cwd()
+    beside = [] if is_here else ["", f"sys.path.insert(0, {str(path.parent)!r})"]
+    name = path.stem
+    if name.isidentifier() and not iskeyword(name) and name not in {*sys.stdlib_module_names, *sys.modules}:
+        return [*([] if is_here else ["import sys"]), *beside, "import memfit", f"from {name} import {function}"]
+    # No import statement finds it.
+    module = f"module_{re.sub(r'[^0-9a-zA-Z_]', '_', name)}"
+    return [
+        "import importlib.util",
+        "import sys",
+        *beside,
+        "",
+        "import memfit",
+        "",
+        f"spec = importlib.util.spec_from_file_location({module!r}, {str(path)!r})",
+        f"sys.modules[{module!r}] = module = importlib.util.module_from_spec(spec)",
+        "spec.loader.exec_module(module)",
+        f"{function} = module.{function}",
+    ]

@@ -40,3 +40,12 @@ def is_value_name(text: str) -> bool:
 def is_within(module: str, ancestor: str) -> bool:
     """Return whether the module at path ``module`` is ``ancestor`` or lies inside it. The root's path is empty."""
     return not ancestor or module == ancestor or module.startswith(ancestor + ".")
+
+
+def kind_from_before(name: str) -> str:
+    """Return what a value is that exists before the step: "weights", "optimizer state", "batch" or "gradients"."""
+    if name.startswith("batch#"):
+        return "batch"
+    if name.startswith("optimizer state#"):
+        return "optimizer state"
+    return "gradients" if name.endswith(".grad") else "weights"

@@ -53,9 +53,9 @@ def cheapest_drop(sizes_bytes: Sequence[int], flops: Sequence[int], budget_bytes
     minimum_bytes = max(sizes_bytes)
     if budget_bytes < minimum_bytes:
         raise InfeasibleBudgetError(
-            f"no plan fits into {budget_bytes} bytes ({format_bytes(budget_bytes)}): the largest layer alone needs "
-            f"{minimum_bytes} bytes ({format_bytes(minimum_bytes)}) when it is recomputed; "
-            "give at least that much",
+            f"the smallest budget for these layers is {format_bytes(minimum_bytes)} ({minimum_bytes} bytes), which the "
+            f"largest layer alone needs when it is recomputed; the given one is {format_bytes(budget_bytes)} "
+            f"({budget_bytes} bytes)",
             minimum_bytes=minimum_bytes,
         )
     items = _sorted_items(sizes_bytes, flops, excess_bytes=total_bytes - budget_bytes)

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
-from memfit.errors import InfeasibleBudgetError, InvalidParameterError
-from memfit.graph.model_profile import ModelProfile, Phase
+from memfit.errors import InvalidParameterError
+from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.layers.checkpoint_plan import build_checkpoint_plan
 from memfit.layers.strategies import LayerStrategy, NoCheckpointing
@@ -20,19 +20,14 @@ from memfit.planning.budgets import (
 )
 from memfit.planning.candidates.pool import Candidate
 from memfit.planning.forced import Forced, forced_values
+from memfit.planning.infeasible import infeasible
 from memfit.planning.known_steps import KnownStep, known_step
 from memfit.planning.offload.offloadable import host_bytes_of, most_offloaded_bytes
 from memfit.planning.partitions.partition_mix import frontier_of_compiled, plan_of_compiled
 from memfit.planning.search import Exploration
 from memfit.planning.step import Step
 from memfit.planning.step.block_values import BlockValues
-from memfit.units import format_bytes
 from memfit.validation import whole_number
-
-# From this share of the smallest peak on, the logits are named.
-_LARGE_SHARE = 0.05
-# The root module's path is empty.
-_ROOT_IN_WORDS = "the model itself"
 
 
 def plan(
@@ -93,7 +88,13 @@ def plan(
         if position is not None:
             origin = _Origin(exploration, entries[max(position - 1, 0)], host_bytes)
             return _plan_of(known, entries[position], budget_bytes=budget_bytes, origin=origin)
-    raise _infeasible(known, exploration, _smallest(known, entries), budget_bytes, host_bytes)
+    raise infeasible(
+        known,
+        _smallest(known, entries),
+        budget_bytes=budget_bytes,
+        host_budget_bytes=host_bytes,
+        least_peak_bytes=exploration.least_peak_bytes,
+    )
 
 
 def _compiled_plan(
@@ -267,49 +268,6 @@ def _plan_of(known: KnownStep, choice: Candidate, *, budget_bytes: int | None, o
         window_bytes=choice.offloading.window_bytes,
         outline=step.outline,
     )
-
-
-def _infeasible(
-    known: KnownStep, exploration: Exploration, smallest: Candidate, budget_bytes: int, host_budget_bytes: int
-) -> InfeasibleBudgetError:
-    smallest_bytes = known.peak_bytes(smallest)
-    step, simulation = known.step, known.simulation(smallest.recomputed, smallest.offloading)
-    holders = ", ".join(
-        f"{live.module or _ROOT_IN_WORDS} {format_bytes(live.num_bytes)}" for live in simulation.live_at_peak[:5]
-    )
-    logits, where = _logits(step), "an empty step"
-    if step.num_ops:
-        op = step.profile.ops[simulation.peak_op_index]
-        where = f"{op.op} in {op.module or _ROOT_IN_WORDS}" if op.module is not None else f"{op.op} ({op.phase} pass)"
-    advice = ["a smaller batch or model"]
-    if step.profile.link is not None and not host_budget_bytes:
-        advice.insert(0, 'offloading (host_budget="auto")')
-    if logits is not None and step.value_bytes[logits] >= _LARGE_SHARE * smallest_bytes:
-        where += f", with the logits: {step.profile.ops[step.value_op[logits]].module or _ROOT_IN_WORDS}"
-        advice.insert(0, "computing the loss in chunks (chunk_loss=True)")
-    if host_budget_bytes:
-        bound = f"with {format_bytes(host_budget_bytes)} of the host's memory"
-    elif exploration.least_peak_bytes >= smallest_bytes:
-        bound = "no plan that replays each op at most once needs less"
-    else:
-        least = format_bytes(exploration.least_peak_bytes)
-        bound = f"no plan that replays each op at most once needs less than {least}"
-    if step.profile.link is not None and not host_budget_bytes:
-        bound += " without the host's memory"
-    return InfeasibleBudgetError(
-        f"the smallest budget found for this step is {format_bytes(smallest_bytes)} ({bound}), and the given one is "
-        f"{format_bytes(budget_bytes)} ({budget_bytes} bytes). The peak is at {where}. Live there: {holders}. "
-        f"Give at least budget={smallest_bytes}; what lowers the peak further: {', '.join(advice)}",
-        minimum_bytes=smallest_bytes,
-    )
-
-
-def _logits(step: Step) -> int | None:
-    """Return the largest value that the model makes and the loss reads."""
-    ops = step.profile.ops
-    read = {value for op in ops if op.module is None and op.phase is Phase.FORWARD for value in op.inputs}
-    of_model = [value for value in read if step.value_op[value] >= 0 and ops[step.value_op[value]].module is not None]
-    return max(of_model, key=lambda value: (step.value_bytes[value], value), default=None)
 
 
 def _values_of_chosen_blocks(step: Step, strategy: LayerStrategy) -> set[int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from memfit.graph.layer_profile import LayerMemoryProfile
 from memfit.layers.checkpoint_plan import CheckpointPlan, activation_stats
+from memfit.report.terminal_table import TerminalTable
 from memfit.units import format_bytes
 
 MOST_ROWS = 60
@@ -32,7 +32,7 @@ def plan_table(layers: Sequence[LayerMemoryProfile], plan: CheckpointPlan, *, ti
     """Return one row per layer: what it holds, what it costs, and whether it is saved or recomputed."""
     dropped = set(plan.checkpointed_layers)
     has_names = any(layer.name for layer in layers)
-    table = _table(title)
+    table = TerminalTable(title)
     table.add_column("layer", justify="right", no_wrap=True)
     if has_names:
         # The one column that may shrink on a narrow terminal.
@@ -83,10 +83,10 @@ def plan_summary(layers: Sequence[LayerMemoryProfile], plan: CheckpointPlan, *, 
 def strategy_table(layers: Sequence[LayerMemoryProfile], plans: Mapping[str, CheckpointPlan], *, title: str) -> Table:
     """Return one row per plan: peak, what that saves, recompute, and how many layers are dropped."""
     forward_flops = sum(layer.recompute_flops for layer in layers)
-    table = _table(title)
+    table = TerminalTable(title)
     table.add_column("strategy", no_wrap=True)
     for heading in ("peak", "saved", "recompute", "of forward", "layers dropped"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for label, plan in plans.items():
         stats = activation_stats(layers, plan)
         table.add_row(
@@ -127,10 +127,6 @@ def comparison_in_words(
         "No choice of whole layers within this budget costs fewer FLOPs." if not plan.optimality_gap else ""
     )
     return Padding(Text(" ".join(filter(None, sentences))), (0, 1, 0, 1))
-
-
-def _table(title: str) -> Table:
-    return Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=True)
 
 
 def _optimality(gap: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.graph.model_profile import ModelProfile, Phase
+from memfit.graph.names import kind_from_before
 from memfit.graph.plan import Plan
 from memfit.planning.simulate.walk import Walk
 from memfit.planning.step import Step
@@ -29,14 +30,14 @@ class MemoryKinds:
 def memory_kinds(profile: ModelProfile) -> MemoryKinds:
     """Return what the memory of the plain step consists of besides activations."""
     num_ops = len(profile.ops)
-    before = {"weights": 0, "batch": 0, "optimizer": 0, "gradients": 0}
-    made: dict[str, list[int]] = {"optimizer": [0] * num_ops, "gradients": [0] * num_ops}
+    before = {"weights": 0, "batch": 0, "optimizer state": 0, "gradients": 0}
+    made: dict[str, list[int]] = {"optimizer state": [0] * num_ops, "gradients": [0] * num_ops}
     seen: set[int] = set()
     for value in profile.values:
         if value.storage in seen:
             continue
         if value.op_index is None:
-            before[_kind_of(value.name)] += value.num_bytes
+            before[kind_from_before(value.name)] += value.num_bytes
         elif value.dies_after is None and (kind := _MADE_IN.get(profile.ops[value.op_index].phase)) is not None:
             made[kind][value.op_index] += value.num_bytes
         else:
@@ -45,7 +46,7 @@ def memory_kinds(profile: ModelProfile) -> MemoryKinds:
     return MemoryKinds(
         weights=before["weights"],
         batch=before["batch"],
-        optimizer_state=_running_sum(before["optimizer"], made["optimizer"]),
+        optimizer_state=_running_sum(before["optimizer state"], made["optimizer state"]),
         gradients=_running_sum(before["gradients"], made["gradients"]),
     )
 
@@ -64,16 +65,7 @@ def named_samples(step: Step, plan: Plan) -> list[tuple[int, list[tuple[str, int
     return samples
 
 
-_MADE_IN = {Phase.BACKWARD: "gradients", Phase.OPTIMIZER: "optimizer"}
-
-
-def _kind_of(name: str) -> str:
-    """Return what a value is that exists before the step, by the name that capturing gave it."""
-    if name.startswith("batch#"):
-        return "batch"
-    if name.startswith("optimizer state#"):
-        return "optimizer"
-    return "gradients" if name.endswith(".grad") else "weights"
+_MADE_IN = {Phase.BACKWARD: "gradients", Phase.OPTIMIZER: "optimizer state"}
 
 
 def _running_sum(start: int, increments: list[int]) -> list[int]:

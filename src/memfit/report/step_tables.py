@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich import box
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +16,7 @@ from memfit.graph.names import is_within
 from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.graph.verification import Verification
 from memfit.report.layer_table import MOST_ROWS, format_flops
+from memfit.report.terminal_table import TerminalTable
 from memfit.units import format_bytes, format_overhead, format_seconds
 
 # Overheads that differ by less are not explained.
@@ -25,7 +25,7 @@ _NEAR_OVERHEAD = 0.05
 
 def profile_table(profile: ModelProfile, *, title: str) -> Table:
     """Return one row per block: what it holds for the backward pass, and what its forward pass costs."""
-    table = _table(title)
+    table = TerminalTable(title)
     table.add_column("block", overflow="ellipsis")
     table.add_column("type", no_wrap=True)
     table.add_column("holds", justify="right", no_wrap=True)
@@ -61,7 +61,7 @@ def _link_in_words(link: Link) -> str:
 
 def plan_table(profile: ModelProfile, plan: Plan, *, title: str) -> Table:
     """Return one row per block: how many of its bytes for the backward pass are saved, recomputed and offloaded."""
-    table = _table(title)
+    table = TerminalTable(title)
     table.add_column("block", overflow="ellipsis")
     counted_of = _counted_by_block(profile, plan, [block.path for block in profile.blocks[:MOST_ROWS]])
     # Most plans offload nothing, and their tables have no column for it.
@@ -104,7 +104,7 @@ def plan_summary(profile: ModelProfile, plan: Plan) -> Padding:
 
 def frontier_table(profile: ModelProfile, points: Sequence[FrontierPoint], *, title: str) -> Table:
     """Return one row per plan, from the fastest to the smallest."""
-    table = _table(title)
+    table = TerminalTable(title)
     is_offloading = any(_num_decided(point.plan, Decision.OFFLOAD) for point in points)
     offloading_headings = ("values offloaded", "on the host") if is_offloading else ()
     for heading in ("peak", "of plain", "time", "values recomputed", *offloading_headings):
@@ -150,11 +150,11 @@ def verification_summary(verification: Verification, *, plan: Plan | None = None
 
 def comparison_table(results: Sequence[MethodResult], *, title: str) -> Table:
     """Return one row per method that was measured in the same rounds."""
-    table = _table(title)
-    table.add_column("method", no_wrap=True)
-    for heading in ("peak", "step", "time", "25th to 75th percentile"):
+    table = TerminalTable(title)
+    table.add_column("method", overflow="fold")
+    for heading in ("peak", "step", "time", "25th to 75th\npercentile"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("gradients", no_wrap=True)
+    table.add_column("gradients", overflow="fold")
     for result in results:
         if result.peak_bytes is None or result.step_seconds is None or result.overhead_quartiles is None:
             table.add_row(Text(result.label), "", "", "", "", Text(result.error or "", style="yellow"))
@@ -255,10 +255,6 @@ def _counted_by_block(profile: ModelProfile, plan: Plan, paths: Sequence[str]) -
                 counted_of[path].num_bytes[decision] += value.num_bytes
                 counted_of[path].num_offloaded += is_offloaded
     return counted_of
-
-
-def _table(title: str) -> Table:
-    return Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=True)
 
 
 def _grid(lines: Mapping[str, str | Text]) -> Padding:

@@ -178,9 +178,10 @@ def plan_of_compiled(profile: ModelProfile, budget_bytes: int) -> Plan:
     if choice is None:
         least_bytes = mix.least_peak_bytes()
         raise InfeasibleBudgetError(
-            f"no mixture of the compiled blocks' partitions keeps this step within {format_bytes(budget_bytes)} "
-            f"({budget_bytes} bytes). The smallest peak is {least_bytes} bytes ({format_bytes(least_bytes)}). Give at "
-            f"least budget={least_bytes}, use compile=False, or make the batch or the model smaller",
+            f"the smallest budget for the compiled blocks is {format_bytes(least_bytes)}, by any mixture of the "
+            f"partitions that were measured, and the given one is {format_bytes(budget_bytes)} ({budget_bytes} bytes). "
+            f"Give at least budget={least_bytes}; what lowers the peak further: compile=False, whose smallest peak is "
+            "often lower, a smaller batch or model",
             minimum_bytes=least_bytes,
         )
     return _plan(profile, mix, choice, budget_bytes)

@@ -32,6 +32,11 @@ from memfit.planning.step import NEVER, Bytes, Step
 from memfit.planning.step.link_time import NO_WAITING, Waiting
 from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
 
+BEFORE_THE_STEP = "(weights, optimizer state and batch)"
+LOSS = "(loss)"
+BACKWARD_PASS = "(backward pass)"
+OPTIMIZER_STEP = "(optimizer step)"
+
 
 class LiveBytes(NamedTuple):
     """How much of what is live at some point was made in ``module``."""
@@ -319,7 +324,7 @@ class Walk:
     def live_at(self, position: int) -> tuple[LiveBytes, ...]:
         """Return what is live there by the module that made it, the largest first."""
         step = self._step
-        by_module: dict[str, int] = {"(there before the step)": step.resident_bytes}
+        by_module: dict[str, int] = {BEFORE_THE_STEP: step.resident_bytes}
 
         def add(op_index: int, num_bytes: int) -> None:
             op = step.profile.ops[op_index]
@@ -343,4 +348,4 @@ class Walk:
         return tuple(sorted(live, key=lambda entry: -entry.num_bytes))
 
 
-_NAMES_OUTSIDE = {Phase.FORWARD: "(loss)", Phase.BACKWARD: "(backward)", Phase.OPTIMIZER: "(optimizer)"}
+_NAMES_OUTSIDE = {Phase.FORWARD: LOSS, Phase.BACKWARD: BACKWARD_PASS, Phase.OPTIMIZER: OPTIMIZER_STEP}
