@@ -1,4 +1,4 @@
-"""A plan knows the inputs it is for: with others, gradients are right, and one warning tells that the peak is not."""
+"""A plan knows the inputs it is for: larger ones have right gradients, and a warning that the peak does not hold."""
 
 from __future__ import annotations
 
@@ -61,14 +61,61 @@ def test_hooks_that_change_the_arguments_come_before() -> None:
         assert warned_by(lambda: model(torch.randn(4, 8))) == []
 
 
-def test_the_first_other_shape_warns_and_no_more() -> None:
+def test_each_new_maximum_warns_and_smaller_shapes_do_not() -> None:
     model = Masked()
     with memfit.apply(model, plan_for(model, torch.randn(4, 8))):
-        assert warned_by(lambda: [model(torch.randn(4, 8)) for _ in range(2)]) == []
-        (told,) = warned_by(lambda: [model(torch.randn(size, 8)) for size in (4, 6, 7, 4, 6)])
-        assert told.startswith(
+        assert warned_by(lambda: [model(torch.randn(size, 8)) for size in (4, 2, 4, 1)]) == []
+        (first,) = warned_by(lambda: [model(torch.randn(size, 8)) for size in (4, 6, 5, 4, 6, 2)])
+        assert first.startswith(
             "planned for rows float32[4, 8], got float32[6, 8]: gradients are right, the predicted peak does not hold"
         )
+        (second,) = warned_by(lambda: [model(torch.randn(size, 8)) for size in (6, 9, 7)])
+        assert second.startswith("planned for rows float32[6, 8], got float32[9, 8]")
+
+
+def test_numbers_and_missing_tensors_are_within_the_plan_and_further_tensors_are_not() -> None:
+    model, rows, mask = Masked(), torch.randn(4, 8), torch.ones(4, 1)
+    with memfit.apply(model, plan_for(model, (rows, mask))):
+        assert warned_by(lambda: [model(rows), model(rows, torch.ones(())), model(rows, extra=torch.ones(()))]) == []
+        (told,) = warned_by(lambda: model(rows, extra={"more": [torch.ones(2)]}))
+        assert told.startswith("planned for extra.more.0 absent, got float32[2]")
+        # Of tensors inside of other arguments, too, each new maximum.
+        (told,) = warned_by(lambda: [model(rows, extra={"more": [torch.ones(size)]}) for size in (1, 2, 3, 2)])
+        assert told.startswith("planned for extra.more.0 float32[2], got float32[3]")
+
+
+def test_wider_elements_are_larger_and_narrower_ones_are_not() -> None:
+    model = Masked()
+    with memfit.apply(model, plan_for(model, torch.randn(4, 8))):
+        assert warned_by(lambda: model(torch.randn(4, 8), torch.ones(4, 1, dtype=torch.bool))) != []
+        assert warned_by(lambda: model(torch.randn(4, 8), torch.ones(4, 1))) != []
+        assert warned_by(lambda: model(torch.randn(4, 8), torch.ones(4, 1, dtype=torch.bfloat16))) == []
+
+
+def test_several_passes_of_a_step_are_within_its_plan() -> None:
+    model = Masked()
+
+    def step(sizes: tuple[int, int]) -> None:
+        (model(torch.randn(sizes[0], 8)).sum() + model(torch.randn(sizes[1], 8)).sum()).backward()
+
+    profile = memfit.profile(model, (2, 6), step=step)
+    assert profile.inputs == (Input("rows", "float32", (6, 8)),)
+    with memfit.apply(model, memfit.plan(profile, strategy=memfit.Full())):
+        assert warned_by(lambda: step((2, 6))) == []
+        assert len(warned_by(lambda: step((7, 2)))) == 1
+
+
+def test_a_budget_that_changes_nothing_is_broken_by_larger_inputs_with_a_warning() -> None:
+    model, rows = Masked(), torch.randn(4, 8)
+    profile = memfit.profile(model, rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted = memfit.fit(model, rows, budget=2 * profile.peak_bytes)
+    with fitted:
+        assert warned_by(lambda: model(rows)) == []
+        (told,) = warned_by(lambda: model(torch.randn(40, 8)))
+        assert told.startswith("planned for rows float32[4, 8], got float32[40, 8]")
+    assert "forward" not in vars(model)
 
 
 def test_gradients_are_those_of_the_plain_step() -> None:
@@ -86,11 +133,11 @@ def test_arguments_are_known_by_name_however_they_are_passed() -> None:
     model, rows, mask = Masked(), torch.randn(4, 8), torch.ones(4, 1)
     with memfit.apply(model, plan_for(model, (rows, mask))):
         assert warned_by(lambda: model(mask=mask, rows=rows)) == []
-        (told,) = warned_by(lambda: model(rows))
-    assert told.startswith("planned for mask float32[4, 1], got none:")
+        (told,) = warned_by(lambda: model(mask=torch.ones(5, 1), rows=rows[:1].expand(5, 8)))
+    assert told.startswith("planned for rows float32[4, 8], got float32[5, 8]; for mask float32[4, 1], got")
 
 
-def test_passes_without_gradients_are_nobodys_business() -> None:
+def test_passes_without_gradients_are_left_alone() -> None:
     model = Masked()
     with memfit.apply(model, plan_for(model, torch.randn(4, 8))), torch.no_grad():
         assert warned_by(lambda: model(torch.randn(6, 8))) == []

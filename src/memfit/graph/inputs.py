@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 from memfit.errors import InvalidParameterError
@@ -32,6 +33,47 @@ def difference_in_words(planned: Sequence[Input], given: Sequence[Input]) -> str
     named = [f"{name} {expected.get(name, 'absent')}, got {got.get(name, 'none')}" for name in names[:_MOST_NAMED]]
     more = f"; and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return f"planned for {'; for '.join(named)}{more}"
+
+
+def larger_inputs(planned: Sequence[Input], given: Sequence[Input]) -> list[Input]:
+    """Return those of the ``given`` inputs that are larger in some dimension than what was ``planned`` for.
+
+    So is one that was not planned for. Numbers, which have no dimensions, never are.
+    """
+    known = {entry.name: entry for entry in planned}
+    return [entry for entry in given if entry.shape and not _is_within(entry, known.get(entry.name))]
+
+
+def largest_inputs(one: Sequence[Input], other: Sequence[Input]) -> tuple[Input, ...]:
+    """Return the inputs of both, with the largest size in each dimension."""
+    largest = {entry.name: entry for entry in one}
+    for entry in other:
+        known = largest.get(entry.name)
+        if known is None or _is_larger_kind(entry, known):
+            largest[entry.name] = entry
+        elif len(known.shape) == len(entry.shape):
+            largest[entry.name] = known._replace(shape=tuple(map(max, known.shape, entry.shape)))
+    return tuple(largest.values())
+
+
+def _is_within(entry: Input, planned: Input | None) -> bool:
+    if planned is None or _is_larger_kind(entry, planned):
+        return False
+    # Of other numbers of dimensions, the number of elements was compared already.
+    return len(entry.shape) != len(planned.shape) or all(map(int.__le__, entry.shape, planned.shape))
+
+
+def _is_larger_kind(entry: Input, other: Input) -> bool:
+    """Return whether ``entry`` has wider elements than ``other``, or other dimensions and more elements."""
+    if _num_bits(entry.dtype) > _num_bits(other.dtype):
+        return True
+    return len(entry.shape) != len(other.shape) and prod(entry.shape) > prod(other.shape)
+
+
+def _num_bits(dtype: str) -> int:
+    """Return the bits of an element, as the type's name has them: ``bfloat16``, ``int64``, ``float8_e4m3fn``."""
+    number = re.search(r"\d+", dtype)
+    return int(number.group()) if number is not None else 8
 
 
 def inputs_document(inputs: Sequence[Input]) -> dict[str, str]:

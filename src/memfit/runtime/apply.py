@@ -22,6 +22,7 @@ from memfit.runtime.chunked_loss.language_model_head import chunk_loss_of
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, owners_of_wrappers, wrap_forward
+from memfit.runtime.model_changes import ModelChanges
 from memfit.runtime.model_inputs import InputCheck
 from memfit.runtime.native_tape import new_rounds, new_tape, way_into
 from memfit.runtime.plan_switching import PlanSwitch
@@ -62,27 +63,24 @@ class Applied:
         # The chunked loss is part of what the plan was made for: it is inside whatever the plan records.
         self._unwrap: list[Callable[[], None]] | None = [chunk_loss_of(model)] if plan.chunks_loss else []
         modules = dict(model.named_modules())
-        input_check = InputCheck(plan.inputs)
-        if plan.compiled is not None:
-            self._compile(plan.compiled, input_check)
-        for path, runner in _runners_of(plan, model, new_tape, input_check).items():
+        check = _PassCheck(model, plan.inputs)
+        runners = _runners_of(plan, model, new_tape, check)
+        if not runners and plan.budget_bytes is not None:
+            # Nothing to run by, or compiled blocks: the budget can be broken by what comes later all the same.
+            runners = {"": check.run_model}
+        for path, runner in runners.items():
             self._unwrap.append(wrap_forward(modules[path], runner, self))
+        if plan.compiled is not None:
+            self._compile(plan.compiled)
 
-    def _compile(self, compiled: CompiledPlan, input_check: InputCheck) -> None:
-        """Let the blocks run compiled, and warn of inputs that were not planned for."""
+    def _compile(self, compiled: CompiledPlan) -> None:
+        """Let the blocks run compiled."""
         # Importing torch's compiler takes seconds.
         from memfit.runtime.compiling.planned_blocks import PlannedBlocks
 
-        def check_inputs(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if torch.is_grad_enabled():
-                input_check.see(forward, args, kwargs)
-            return forward(*args, **kwargs)
-
         assert self._unwrap is not None
-        model = bare_model(self.model)
         partitions = {path: compiled.partition_of(path) for path in compiled.choice}
-        self._unwrap.append(wrap_forward(model, check_inputs, self))
-        self._unwrap.append(PlannedBlocks(model, partitions, owner=self).remove)
+        self._unwrap.append(PlannedBlocks(bare_model(self.model), partitions, owner=self).remove)
 
     @property
     def is_applied(self) -> bool:
@@ -133,14 +131,32 @@ class AppliedBySize(Applied):
         self._unwrap.append(self._switch.take_off)
 
     def _runners_at(self, place: int) -> dict[str, Runner]:
-        return _runners_of(self.plans.entries[place].plan, bare_model(self.model), new_tape, InputCheck(()))
+        return _runners_of(self.plans.entries[place].plan, bare_model(self.model), new_tape, None)
+
+
+class _PassCheck:
+    """Warns of inputs, and of changes of the model, that a plan was not made for."""
+
+    def __init__(self, model: nn.Module, inputs: tuple[Input, ...]) -> None:
+        self._inputs = InputCheck(inputs)
+        self._changes = ModelChanges(model)
+
+    def see(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at a forward pass of the model that is about to run."""
+        self._changes.see()
+        self._inputs.see(forward, args, kwargs)
+
+    def run_model(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.is_grad_enabled():
+            self.see(forward, args, kwargs)
+        return forward(*args, **kwargs)
 
 
 def _runners_of(
-    plan: Plan, model: nn.Module, new_tape: Callable[[], ForwardPass], input_check: InputCheck
+    plan: Plan, model: nn.Module, new_tape: Callable[[], ForwardPass], check: _PassCheck | None
 ) -> dict[str, Runner]:
     """Return what stands around the forward of each of the plan's modules, the model's own first."""
-    passes = _ForwardPasses(new_tape, input_check)
+    passes = _ForwardPasses(new_tape, check)
     regions = regions_of(plan, model)
     # Passes of the model are one pass, whether or not its own ops are recorded.
     runners: dict[str, Runner] = {"": passes.run_model} if regions else {}
@@ -150,9 +166,9 @@ def _runners_of(
 class _ForwardPasses:
     """The forward passes under way, one in each thread, each with its tape."""
 
-    def __init__(self, new_tape: Callable[[], ForwardPass], input_check: InputCheck) -> None:
+    def __init__(self, new_tape: Callable[[], ForwardPass], check: _PassCheck | None) -> None:
         self._new_tape = new_tape
-        self._input_check = input_check
+        self._check = check
         self._in_thread = threading.local()
         self._rounds = new_rounds()
 
@@ -175,7 +191,8 @@ class _ForwardPasses:
     def run_model(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled() or refuses_saved_tensors_hooks():
             return forward(*args, **kwargs)
-        self._input_check.see(forward, args, kwargs)
+        if self._check is not None:
+            self._check.see(forward, args, kwargs)
         with self._pass():
             return forward(*args, **kwargs)
 
@@ -189,8 +206,8 @@ class _ForwardPasses:
             if region.path and outer_saved_tensors_hooks() is not None:
                 # A part of the model, called on its own under such hooks: torch.utils.checkpoint is recomputing it.
                 return forward(*args, **kwargs)
-            if not region.path:
-                self._input_check.see(forward, args, kwargs)
+            if not region.path and self._check is not None:
+                self._check.see(forward, args, kwargs)
             with self._pass() as tape:
                 return tape.run(region, forward, args, kwargs)
 

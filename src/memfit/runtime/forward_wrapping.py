@@ -7,10 +7,12 @@ exception, which forward hooks do not: they miss KeyboardInterrupt.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 Forward = Callable[..., Any]
@@ -30,7 +32,17 @@ class WrappedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.runner is None:
             return self.__wrapped__(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            # A graph of the model has ops that nobody records: it is traced as without a plan.
+            if self.owner is not None:
+                _warn_of_tracing()
+            return self.__wrapped__(*args, **kwargs)
         return self.runner(self.__wrapped__, args, kwargs)
+
+    @property
+    def __code__(self) -> Any:
+        """What torch.export asks a forward for."""
+        return self.__wrapped__.__code__  # type: ignore[attr-defined]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The bound method is copied with the module it belongs to, so that a copy runs its own weights.
@@ -41,6 +53,8 @@ def wrap_forward(module: nn.Module, runner: Runner, owner: object = None) -> Cal
     """Put ``runner`` around the module's forward on behalf of ``owner``; return what takes it off again."""
     before = vars(module).get("forward")
     wrapped = WrappedForward(module.forward, runner, owner)
+    if owner is not None:
+        _tracing_warnings.clear()
     vars(module)["forward"] = wrapped
 
     def unwrap() -> None:
@@ -83,6 +97,23 @@ def plans_set_aside(model: nn.Module) -> Iterator[None]:
     finally:
         for forward, runner in wrapped:
             forward.runner = runner
+
+
+# Those given since a plan was last put on a model: many modules of one are traced, in many graphs.
+_tracing_warnings: list[str] = []
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _warn_of_tracing() -> None:
+    """Warn once that a graph for training is a plain one. Dynamo calls it while it traces, and takes no arguments."""
+    if _tracing_warnings or not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        return
+    _tracing_warnings.append(
+        "a model with a plan of memfit, or a part of it, is compiled from outside: it runs as without the plan, and "
+        "the budget does not hold. memfit.fit(..., compile=True) plans compiled blocks; memfit.remove(model) takes the "
+        "plan off"
+    )
+    warnings.warn(_tracing_warnings[0], stacklevel=2)
 
 
 def _itself(forward: Forward) -> Forward:

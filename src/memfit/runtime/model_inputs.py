@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from memfit.distributed.wrapped_models import bare_model
-from memfit.graph.inputs import Input, difference_in_words
+from memfit.graph.inputs import Input, difference_in_words, larger_inputs, largest_inputs
 from memfit.runtime.batch_tensors import named_tensors
 from memfit.runtime.forward_wrapping import Forward
 
@@ -34,13 +34,16 @@ def inputs_of(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @contextmanager
 def noting_inputs(model: nn.Module) -> Iterator[list[Input]]:
-    """Yield a list that gets the inputs of the first forward pass of ``model`` inside the block."""
+    """Yield a list that gets the inputs of the forward passes of ``model`` inside the block, the largest of several.
+
+    Passes without gradients do not count: plans leave them alone.
+    """
     model = bare_model(model)
     noted: list[Input] = []
 
     def note(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not noted:
-            noted.extend(inputs_of(model.forward, args, kwargs))
+        if torch.is_grad_enabled():
+            noted[:] = largest_inputs(noted, inputs_of(model.forward, args, kwargs))
 
     # After other hooks, which may change the arguments, and beside whatever stands around the forward.
     hook = model.register_forward_pre_hook(note, with_kwargs=True)
@@ -51,30 +54,48 @@ def noting_inputs(model: nn.Module) -> Iterator[list[Input]]:
 
 
 class InputCheck:
-    """Warns once if a forward pass of a planned model gets other inputs than its plan was made for.
+    """Warns where a forward pass of a planned model gets larger inputs than its plan was made for, and than any before.
 
-    The first pass is looked at as a whole; of later ones only the shapes of the arguments that are tensors, which
-    takes a microsecond, and no more once there was a warning.
+    Smaller inputs, and numbers, are within the plan. A pass whose arguments have shapes that were seen already takes a
+    microsecond.
     """
 
     def __init__(self, planned: tuple[Input, ...]) -> None:
-        self._planned = planned
-        self._is_over = not planned
-        self._agreeing_shapes: list[Any] | None = None
+        self._largest = planned
+        self._is_off = not planned
+        self._known_shapes: set[tuple[Any, ...]] = set()
 
     def see(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the arguments of a forward pass."""
-        if self._is_over or torch.compiler.is_compiling():
+        if self._is_off:
             return
-        shapes = [getattr(value, "shape", None) for value in (*args, *kwargs.values())]
-        if shapes == self._agreeing_shapes:
+        shapes = (*map(_shape_of, args), *kwargs, *map(_shape_of, kwargs.values()))
+        if _UNKNOWN not in shapes and shapes in self._known_shapes:
             return
-        difference = difference_in_words(self._planned, inputs_of(forward, args, kwargs))
-        if difference is None:
-            self._agreeing_shapes = shapes
-            return
-        self._is_over = True
-        warn_of_other_inputs(difference, stacklevel=3)
+        inputs = inputs_of(forward, args, kwargs)
+        larger = larger_inputs(self._largest, inputs)
+        if larger:
+            difference = difference_in_words([each for each in self._largest if _is_among(each, larger)], larger)
+            self._largest = largest_inputs(self._largest, inputs)
+            warn_of_other_inputs(difference or "", stacklevel=3)
+        if len(self._known_shapes) == _MOST_KNOWN_SHAPES:
+            self._known_shapes.clear()
+        self._known_shapes.add(shapes)
+
+
+_UNKNOWN = "unknown"
+_MOST_KNOWN_SHAPES = 10_000
+
+
+def _shape_of(value: Any) -> Any:
+    """Return what says whether an argument was seen already: nothing does of one that may contain tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype
+    return None if value is None or isinstance(value, (bool, int, float, str)) else _UNKNOWN
+
+
+def _is_among(each: Input, others: list[Input]) -> bool:
+    return any(each.name == other.name for other in others)
 
 
 def warn_of_other_inputs(difference: str, *, stacklevel: int) -> None:

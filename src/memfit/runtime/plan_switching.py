@@ -13,6 +13,7 @@ from torch import nn
 from memfit.graph.inputs import Input, difference_in_words
 from memfit.graph.size_plans import SizePlans
 from memfit.runtime.forward_wrapping import Forward, Runner, WrappedForward, wrap_forward
+from memfit.runtime.model_changes import ModelChanges
 from memfit.runtime.model_inputs import inputs_of
 from memfit.runtime.torch_internals import refuses_saved_tensors_hooks
 
@@ -40,6 +41,7 @@ class PlanSwitch:
         self._skipped: dict[int, int] = {}
         self._place_of_size: int | None = None
         self._modules = dict(model.named_modules())
+        self._changes = ModelChanges(model)
         self._runners_of = runners_of
         self._plan_beyond = plan_beyond
         self._owner = owner
@@ -76,6 +78,7 @@ class PlanSwitch:
             return forward(*args, **kwargs)
         if getattr(self._in_thread, "is_inside", False):
             return self._run_by_plan(forward, args, kwargs)
+        self._changes.see()
         self._switch_to(self._place_for(forward, args, kwargs))
         self._in_thread.is_inside = True
         try:
