@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.capture.tensor_peaks import ops_without_kernels, peak_of_tensors, values_of_tensors
+from tests.capture.tensor_peaks import described_ops, described_values, peak_of_tensors
 from tests.engine.plans import profile_of
 from tests.engine.step_comparison import assert_same, leaves, look
 from tests.engine.zoo import BY_NAME, ZOO, Example
@@ -33,10 +33,20 @@ REFUSED = {
     "tensor-hooks",
     "transformers-mixtral",
 }
-# Fake tensors run the reference ops in the place of oneDNN's LSTM; constants and results of index ops of a few bytes
-# are counted a little differently.
-# A fake torch.cond takes more than the branch that is run.
-OTHER_PEAK = {"closure-mutated-after-use", "lstm", "sort-and-scatter", "transformers-t5", "conditional"}
+OTHER_PEAK = {
+    # Constants and results of index ops of a few bytes are counted a little differently.
+    "closure-mutated-after-use",
+    "sort-and-scatter",
+    "transformers-t5",
+    # A fake torch.cond takes more than the branch that is run.
+    "conditional",
+    # For tensor subclasses, and under modes, torch chooses other ops: the reference ops in the place of oneDNN's LSTM,
+    # a bias added out of place, derivatives of `prod` and `matrix_exp` without a look at numbers or writes in place.
+    "elman-rnn",
+    "lstm",
+    "orthogonal-weights",
+    "shapes-and-views",
+}
 
 # torch.distributions looks at its arguments, until torch.compile first runs in the process and turns that off.
 EITHER = {"reparametrised-sampling", "samples"}
@@ -62,9 +72,8 @@ def test_a_step_that_needs_numbers_is_refused_with_the_way_out(name: str) -> Non
 @pytest.mark.parametrize("name", ["gpt", "gpt-autocast", "resnet", "in-place-residuals", "tied-autoencoder"])
 def test_ops_and_values_are_those_of_the_real_step(name: str) -> None:
     real, fake = profile_of(BY_NAME[name]), fake_profile_of(BY_NAME[name])
-    # Fake tensors run no kernels, which allocate for themselves.
-    assert ops_without_kernels(fake) == ops_without_kernels(real)
-    assert fake.values == values_of_tensors(real)
+    assert described_ops(fake) == described_ops(real)
+    assert described_values(fake) == described_values(real)
     assert fake.blocks == real.blocks
     assert fake.fingerprint == real.fingerprint
 
@@ -133,7 +142,7 @@ def test_optimizer_is_counted_and_left_alone() -> None:
     real = memfit.profile(model, batch, loss=loss, optimizer=optimizer)
     fake = memfit.profile(model, batch, loss=loss, optimizer=optimizer, mode="fake")
     assert fake.peak_bytes == peak_of_tensors(real)
-    assert fake.values == values_of_tensors(real)
+    assert described_values(fake) == described_values(real)
     assert not optimizer.state
 
 
