@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# TORCH_INDEX is a package index with CPU builds of torch, which pip then prefers; without one, torch comes from where pip
-# looks anyway, which on Linux may be the build for CUDA: `make demo TORCH_INDEX=https://...`
-TORCH_INDEX ?=
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# TORCH_INDEX is a package index with CPU builds of torch for every Python, which pip then prefers: on PyPI, torch for Linux is
+# the build for CUDA, of half a GB and more in libraries. Where the index does not answer, pip looks only where it always does.
+# `make demo TORCH_INDEX=` installs what PyPI has.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+ANSWERS := import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=10)
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	$(if $(TORCH_INDEX),$(shell $(PYTHON) -c '$(ANSWERS)' $(TORCH_INDEX) 2>/dev/null && echo --extra-index-url $(TORCH_INDEX)))
 
 .PHONY: demo test check lint types unit docs clean
 
