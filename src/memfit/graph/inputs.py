@@ -35,6 +35,13 @@ def difference_in_words(planned: Sequence[Input], given: Sequence[Input]) -> str
     return f"planned for {'; for '.join(named)}{more}"
 
 
+def growth_in_words(planned: Sequence[Input], given: Sequence[Input]) -> str | None:
+    """Return which of the ``given`` inputs are larger than ``planned``, or None where none is."""
+    larger = larger_inputs(planned, given)
+    names = {entry.name for entry in larger}
+    return difference_in_words([entry for entry in planned if entry.name in names], larger) if larger else None
+
+
 def larger_inputs(planned: Sequence[Input], given: Sequence[Input]) -> list[Input]:
     """Return those of the ``given`` inputs that are larger in some dimension than what was ``planned`` for.
 

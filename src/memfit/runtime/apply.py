@@ -18,12 +18,11 @@ from memfit.graph.compiled_data.compiled_blocks import CompiledPlan
 from memfit.graph.inputs import Input
 from memfit.graph.plan import Plan
 from memfit.graph.size_plans import SizePlans
+from memfit.runtime.checks.pass_check import PassCheck
 from memfit.runtime.chunked_loss.language_model_head import chunk_loss_of
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.forward_pass import ForwardPass
 from memfit.runtime.forward_wrapping import Forward, Runner, is_wrapped, owners_of_wrappers, wrap_forward
-from memfit.runtime.model_changes import ModelChanges
-from memfit.runtime.model_inputs import InputCheck
 from memfit.runtime.native_tape import new_rounds, new_tape, way_into
 from memfit.runtime.plan_switching import PlanSwitch
 from memfit.runtime.recorded_modules import Region, regions_of
@@ -63,7 +62,7 @@ class Applied:
         # The chunked loss is part of what the plan was made for: it is inside whatever the plan records.
         self._unwrap: list[Callable[[], None]] | None = [chunk_loss_of(model)] if plan.chunks_loss else []
         modules = dict(model.named_modules())
-        check = _PassCheck(model, plan.inputs)
+        check = PassCheck(model, plan.inputs)
         runners = _runners_of(plan, model, new_tape, check)
         if not runners and plan.budget_bytes is not None:
             # Nothing to run by, or compiled blocks: the budget can be broken by what comes later all the same.
@@ -134,26 +133,8 @@ class AppliedBySize(Applied):
         return _runners_of(self.plans.entries[place].plan, bare_model(self.model), new_tape, None)
 
 
-class _PassCheck:
-    """Warns of inputs, and of changes of the model, that a plan was not made for."""
-
-    def __init__(self, model: nn.Module, inputs: tuple[Input, ...]) -> None:
-        self._inputs = InputCheck(inputs)
-        self._changes = ModelChanges(model)
-
-    def see(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Look at a forward pass of the model that is about to run."""
-        self._changes.see()
-        self._inputs.see(forward, args, kwargs)
-
-    def run_model(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.is_grad_enabled():
-            self.see(forward, args, kwargs)
-        return forward(*args, **kwargs)
-
-
 def _runners_of(
-    plan: Plan, model: nn.Module, new_tape: Callable[[], ForwardPass], check: _PassCheck | None
+    plan: Plan, model: nn.Module, new_tape: Callable[[], ForwardPass], check: PassCheck | None
 ) -> dict[str, Runner]:
     """Return what stands around the forward of each of the plan's modules, the model's own first."""
     passes = _ForwardPasses(new_tape, check)
@@ -166,7 +147,7 @@ def _runners_of(
 class _ForwardPasses:
     """The forward passes under way, one in each thread, each with its tape."""
 
-    def __init__(self, new_tape: Callable[[], ForwardPass], check: _PassCheck | None) -> None:
+    def __init__(self, new_tape: Callable[[], ForwardPass], check: PassCheck | None) -> None:
         self._new_tape = new_tape
         self._check = check
         self._in_thread = threading.local()

@@ -42,7 +42,7 @@ class WrappedForward:
     @property
     def __code__(self) -> Any:
         """What torch.export asks a forward for."""
-        return self.__wrapped__.__code__  # type: ignore[attr-defined]
+        return self.__wrapped__.__code__
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The bound method is copied with the module it belongs to, so that a copy runs its own weights.

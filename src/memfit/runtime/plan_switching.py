@@ -12,8 +12,8 @@ from torch import nn
 
 from memfit.graph.inputs import Input, difference_in_words
 from memfit.graph.size_plans import SizePlans
+from memfit.runtime.checks.model_changes import ModelChanges
 from memfit.runtime.forward_wrapping import Forward, Runner, WrappedForward, wrap_forward
-from memfit.runtime.model_changes import ModelChanges
 from memfit.runtime.model_inputs import inputs_of
 from memfit.runtime.torch_internals import refuses_saved_tensors_hooks
 

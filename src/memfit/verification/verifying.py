@@ -15,13 +15,13 @@ from torch import nn
 from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, StepFunction
 from memfit.capture.training_step import TrainingStep
 from memfit.errors import InvalidParameterError, VerificationError
-from memfit.graph.inputs import difference_in_words
+from memfit.graph.inputs import growth_in_words
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Quartiles, Verification, worst_of
 from memfit.progress import Progress, Quiet
+from memfit.runtime.checks.input_check import warn_of_larger_inputs
 from memfit.runtime.chunked_loss.language_model_head import noting_type_of_logits
 from memfit.runtime.forward_wrapping import plans_set_aside
-from memfit.runtime.model_inputs import warn_of_other_inputs
 from memfit.units import format_bytes
 from memfit.verification.gradients import GradientDifference, difference_between
 from memfit.verification.machine import device_name
@@ -118,7 +118,7 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         comparison = _Comparison(*runs)
         plain_peak_bytes = runs[0].peak_bytes if reference is plain else trials.measured(plain).peak_bytes
         plain_seconds, seconds = trials.seconds_in_turns((plain, planned(plan)), progress)
-    _warn_of_other_inputs(plan, trials)
+    _warn_of_larger_inputs(plan, trials)
     num_gradients = sum(gradient is not None for gradient in comparison.reference.gradients.values())
     if not num_gradients:
         raise VerificationError(
@@ -165,7 +165,7 @@ def _planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verifi
         measured = trials.measured(planned(plan))
         progress.advance()
         (seconds,) = trials.seconds_in_turns((planned(plan),), progress)
-    _warn_of_other_inputs(plan, trials)
+    _warn_of_larger_inputs(plan, trials)
     return Verification(
         gradients_equal=None,
         num_gradients=0,
@@ -198,11 +198,11 @@ def _planned_facts(plan: Plan, seconds: Sequence[float], trials: Trials) -> dict
     }
 
 
-def _warn_of_other_inputs(plan: Plan, trials: Trials) -> None:
-    difference = difference_in_words(plan.inputs, trials.inputs) if plan.inputs else None
-    if difference is not None:
+def _warn_of_larger_inputs(plan: Plan, trials: Trials) -> None:
+    growth = growth_in_words(plan.inputs, trials.inputs) if plan.inputs else None
+    if growth is not None:
         # At whoever called verify().
-        warn_of_other_inputs(difference, stacklevel=5)
+        warn_of_larger_inputs(growth, stacklevel=5)
 
 
 def _quartiles(numbers: Sequence[float]) -> Quartiles:

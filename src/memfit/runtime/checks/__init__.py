@@ -1,0 +1,1 @@
+"""What a plan was made for, compared with what a forward pass of its model meets."""
