@@ -13,6 +13,7 @@ from memfit.runtime import native_library, native_tape
 # Slow, or not about the engine alone: these are run once, with the engine that users get.
 RUN_ONCE = {
     "test_applied_model",
+    "test_conformance",
     "test_cuda_graphs",
     "test_distributed",
     "test_first_steps",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memfit.runtime import native_library
+from memfit.runtime.event_log import log_event
 from memfit.runtime.forward_pass import ForwardPass, Rounds
 from memfit.runtime.forward_wrapping import Runner
 from memfit.runtime.fusing import can_fuse_on
@@ -79,8 +80,11 @@ class NativeTape:
 
     def close(self, *, is_complete: bool = True) -> None:
         """End the pass, and forget how to replay what outlives it, such as the model's outputs: nobody will ask."""
-        if is_complete and self.report is not None:
-            self.report(self._pass.is_as_planned())
+        if is_complete:
+            is_as_planned = self._pass.is_as_planned()
+            log_event("pass", "as planned" if is_as_planned else "not as planned")
+            if self.report is not None:
+                self.report(is_as_planned)
         self._pass.close(is_complete)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memfit.runtime.event_log import is_logging, log_event
 from memfit.runtime.offloading import HostCopies, OffloadedCopy
+from memfit.runtime.op_rules import rule_for
 from memfit.runtime.values import DroppedUse, DroppedValue, Geometry, tensor_with
 
 
@@ -64,6 +66,8 @@ class Recipe:
 
     def run(self, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Run the op on ``args`` and ``kwargs``, which hold tensors again, and fill the outputs."""
+        if is_logging():
+            self.log_run()
         generator = self.generator
         if generator is None:
             result = self.call(args, kwargs)
@@ -79,6 +83,10 @@ class Recipe:
             value = reference()
             if value is not None and value.tensor is None:
                 value.fill(result[position] if isinstance(result, (tuple, list)) else result)
+
+    def log_run(self) -> None:
+        """Log that the op is run again."""
+        log_event("replay", rule_for(self.op).name)
 
     def call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call the op and return its result."""
@@ -142,6 +150,9 @@ class FetchRecipe(Recipe):
         super().__init__(number, lock, offloading, None, [], {})
         self.copy = copy
         self.geometry = geometry
+
+    def log_run(self) -> None:
+        log_event("fetch")
 
     def call(self, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         return tensor_with(self.geometry, self.copy.fetch())

@@ -26,6 +26,7 @@ from memfit.runtime.call_arguments import (
     lies_under,
     written_tensors,
 )
+from memfit.runtime.event_log import log_event
 from memfit.runtime.forward_pass import Rounds
 from memfit.runtime.interception import OpInterceptor
 from memfit.runtime.offloading import HostCopies
@@ -90,6 +91,11 @@ class Frame:
             return Fate.DROP
         return patterns[number] if number < len(patterns) else Fate.SAVE
 
+    def log_calls(self) -> None:
+        """Log how often the ops with decisions were called."""
+        counts = (f"{op}={number}" for op, number in sorted(self._num_calls.items()))
+        log_event("calls", " ".join([self.region.path, *counts]))
+
     def is_as_planned(self) -> bool:
         """Return whether the ops of which something is dropped were called as often as planned."""
         return all(
@@ -146,6 +152,7 @@ class Tape(OpInterceptor):
                 result = forward(*args, **kwargs)
             if self._frame is not before[0]:
                 assert self._frame is not None
+                self._frame.log_calls()
                 self._is_as_planned &= self._frame.is_as_planned()
             return result
         finally:
@@ -153,8 +160,10 @@ class Tape(OpInterceptor):
 
     def close(self, *, is_complete: bool = True) -> None:
         """End the pass, and forget how to replay what outlives it, such as the model's outputs: nobody will ask."""
-        if is_complete and self.report is not None:
-            self.report(self._is_as_planned)
+        if is_complete:
+            log_event("pass", "as planned" if self._is_as_planned else "not as planned")
+            if self.report is not None:
+                self.report(self._is_as_planned)
         self.report = None
         if not is_complete:
             # No backward pass will follow.
@@ -219,6 +228,7 @@ class Tape(OpInterceptor):
                 continue
             if fate == Fate.DROP:
                 assert recipe is not None
+                log_event("drop", self._region.path, rule.name, position)
                 self._drop(storage, recipe.add_output(position, geometry_of(output)), output._version)
             elif recipe is not None or not lies_under(storage, (args, kwargs)):
                 self._offload(storage, output, output._version, rule)
@@ -231,6 +241,7 @@ class Tape(OpInterceptor):
         alias = self.detached_alias(output)
         copy = self._offloading.send(alias, version, self._region.place, rule.name, self._region.window_bytes)
         if copy is not None:
+            log_event("offload", self._region.path, rule.name)
             geometry = geometry_of(output)
             recipe = FetchRecipe(self._new_recipe_number(), self._lock, self._offloading, copy, geometry)
             self._drop(storage, recipe.add_output(0, geometry), version)
@@ -280,6 +291,7 @@ class Tape(OpInterceptor):
             if stale_note is not None:
                 stale_note.dropped = None
         if version is not None and recipe is not None and geometry is not None:
+            log_event("drop", self._region.path, rule.name, 0)
             self._drop(written[0].untyped_storage(), recipe.add_output(0, geometry), version)
         elif version is not None and fate == Fate.OFFLOAD:
             self._offload(written[0].untyped_storage(), written[0], version, rule)
@@ -309,6 +321,7 @@ class Tape(OpInterceptor):
                     holder.replace(tensor_with(geometry_of(holder.tensor), copy))
 
     def _record(self, kind: type[_R], op: Any, rule: OpRule, args: Any, kwargs: Any, draw: _Draw | None) -> _R:
+        log_event("record", self._region.path, rule.name)
         recipe = kind(
             self._new_recipe_number(),
             self._lock,

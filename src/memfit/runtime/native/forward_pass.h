@@ -120,7 +120,7 @@ class ForwardPass {
     std::optional<Inside> inside;
     if (are_hooks_as_left()) inside.emplace(*this, region);
     auto* result = PyObject_Call(forward, args, kwargs);
-    if (inside && result != nullptr) tape_->is_as_planned &= inside->is_as_planned();
+    if (inside && result != nullptr) tape_->is_as_planned &= inside->ended_as_planned();
     return result;
   }
   bool is_as_planned() const { return tape_->is_as_planned; }
@@ -168,7 +168,11 @@ class ForwardPass {
       if (begins_watching_) pass_.tape_->watching.end();
     }
     Inside(const Inside&) = delete;
-    bool is_as_planned() const { return !frame_ || frame_->is_as_planned(); }
+    bool ended_as_planned() const {
+      if (!frame_) return true;
+      frame_->log_calls();
+      return frame_->is_as_planned();
+    }
 
    private:
     ForwardPass& pass_;

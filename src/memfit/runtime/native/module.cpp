@@ -28,6 +28,7 @@ CallPlan call_plan_from(const py::dict& patterns, const py::dict& num_calls) {
     const auto number = op_rules.number_of(name.cast<std::string>());
     if (number >= call.calls.size()) call.calls.resize(number + 1);
     auto& calls = call.calls[number] = std::make_unique<Calls>();
+    calls->op = name.cast<std::string>();
     calls->slot = call.num_slots++;
     if (num_calls.contains(name)) calls->num_expected = num_calls[name].cast<size_t>();
     if (py::isinstance<py::bool_>(told)) {
@@ -118,6 +119,7 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   module.def("detached_alias", [](const py::object& tensor) {
     return py::reinterpret_steal<py::object>(THPVariable_Wrap(detached_alias(THPVariable_Unpack(tensor.ptr()))));
   });
+  module.def("log_events", [](py::object add) { event_log.send_to(std::move(add)); });
   module.def("is_listening", [] { return listening_tape != nullptr; });
   // The kernels of one kind of device, from then on.
   module.def("fuse_on", [](const std::string& device_type, uintptr_t launch, py::object kernel_of) {

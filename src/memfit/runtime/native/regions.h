@@ -5,11 +5,13 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "event_log.h"
 #include "op_rules.h"
 #include "watching.h"
 
@@ -35,6 +37,7 @@ struct Pattern {
 
 // What becomes of the outputs of one op, by the number of its call in one call of a module.
 struct Calls {
+  std::string op;
   size_t slot = 0;  // where its calls are counted
   bool drops_everything = false;
   std::vector<Pattern> patterns;
@@ -98,6 +101,16 @@ struct Frame {
 
   const Calls* calls_of(const OpRule& rule) const {
     return rule.number < call.calls.size() ? call.calls[rule.number].get() : nullptr;
+  }
+  void log_calls() const {
+    if (!event_log.is_on()) return;
+    std::map<std::string, uint32_t> counts;
+    for (const auto& calls : call.calls) {
+      if (calls && num_calls[calls->slot] > 0) counts.emplace(calls->op, num_calls[calls->slot]);
+    }
+    std::ostringstream text;
+    for (const auto& [op, number] : counts) text << " " << op << "=" << number;
+    event_log.add("calls", region->path + text.str());
   }
   bool is_as_planned() const {
     return std::all_of(call.calls.begin(), call.calls.end(), [&](const auto& calls) {

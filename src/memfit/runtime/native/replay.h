@@ -104,6 +104,7 @@ inline Stack Recipe::call() {
 }
 
 inline void Recipe::run() {
+  if (event_log.is_on()) event_log.add(kind == Kind::FETCH ? "fetch" : "replay " + op_rules.of(op).name);
   Stack results;
   if (!generator) {
     results = call();

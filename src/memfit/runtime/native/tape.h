@@ -239,6 +239,7 @@ inline void Tape::decide_on(at::ArrayRef<const Tensor*> outputs, const c10::Oper
       if (notes.on(output) != nullptr) continue;
     }
     if (fate == Fate::DROP) {
+      event_log.add("drop", frame->region->path, rule.name, position);
       drop(output, recipe->add_output(position, output), version_of(output));
     } else if (recipe || !lies_under(output.storage().unsafeGetStorageImpl(), recipe_arguments)) {
       offload(output, version_of(output), op, rule);
@@ -256,6 +257,7 @@ inline void Tape::offload(const Tensor& output, int64_t version, const c10::Oper
                                     frame->region->window_bytes);
   }
   if (!copy) return;
+  event_log.add("offload", frame->region->path, rule.name);
   auto recipe = make_intrusive<Recipe>(++num_recipes_, state_, Recipe::Kind::FETCH, op);
   recipe->copy = std::move(copy);
   recipe->geometry.emplace(output);
@@ -342,6 +344,7 @@ inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKey
   }
   if (fate == Fate::OFFLOAD) offload(written[0], version, op, rule);
   if (recipe) {
+    event_log.add("drop", frame->region->path, rule.name, 0);
     auto value = make_intrusive<DroppedValue>(recipe, *geometry);
     recipe->outputs.emplace_back(0, value);
     drop(written[0], std::move(value), version);
@@ -382,6 +385,7 @@ inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule&
 
 inline intrusive_ptr<Recipe> Tape::record(Recipe::Kind kind, const c10::OperatorHandle& op, const OpRule& rule,
                                           std::vector<IValue> arguments, std::optional<Draw> draw) {
+  event_log.add("record", frame->region->path, rule.name);
   auto recipe = make_intrusive<Recipe>(++num_recipes_, state_, kind, op);
   // More of them are rare.
   recipe->sources.reserve(3);
