@@ -51,6 +51,7 @@ class _Trial:
 
     partitions: Mapping[str, Partition]
     borders: list[Border] = field(default_factory=list)
+    saved_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     timed: list[list[TimedSegment]] = field(default_factory=list)
 
     @property
@@ -172,6 +173,7 @@ class _CompiledStep:
             with PlannedBlocks(self._model, trial.partitions, borders):
                 self._step.run()
             trial.borders = borders.borders()
+            trial.saved_sizes = borders.saved_sizes
             gradients = gradients_of(self._step)
         if self._state.consumes_gradients:
             with self._state.kept(), PlannedBlocks(self._model, trial.partitions):
@@ -262,6 +264,7 @@ def _described(kinds: tuple[CompiledKind, ...], trials: Mapping[int, _Trial], pl
                     forward_bytes=_most_above(inside, SegmentKind.FORWARD),
                     backward_bytes=_most_above(inside, SegmentKind.BACKWARD),
                     seconds=trial.pass_seconds(kind.blocks) + _unexplained(trial, kinds, outside_seconds),
+                    saved_sizes=trial.saved_sizes.get(path, ()),
                 )
             )
         blocks.append(CompiledBlock(path, number, tuple(measured)))

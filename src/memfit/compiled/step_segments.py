@@ -81,10 +81,13 @@ class Border(NamedTuple):
 class _Borders:
     """Notes the borders of a step. See `BlockObserver`."""
 
+    notes_saves = False
+
     def __init__(self) -> None:
         self.failures: dict[str, Exception] = {}
         self.graphs: dict[str, list[GraphVariants]] = {}
         self.called_again: set[str] = set()
+        self.saved_sizes: dict[str, tuple[int, ...]] = {}
         self._begun: set[str] = set()
         self._hooks: list[Any] = []
 
@@ -114,6 +117,10 @@ class _Borders:
         for node in nodes:
             self._hooks += [node.register_prehook(begin), node.register_hook(end)]
 
+    def saved(self, path: str, sizes: Sequence[int]) -> None:
+        """The block's forward pass saved storages of these bytes."""
+        self.saved_sizes[path] = tuple(sizes)
+
     def failed(self, path: str, error: Exception) -> None:
         """The block could not be compiled, and runs in eager."""
         self.failures.setdefault(path, error)
@@ -126,7 +133,9 @@ class _Borders:
 
 
 class MemoryBorders(_Borders):
-    """The memory at the borders of one step."""
+    """The memory at the borders of one step, and the sizes of what blocks save."""
+
+    notes_saves = True
 
     def __init__(self, meter: MemoryMeter) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from memfit.planning.forced import Forced, forced_values
 from memfit.planning.infeasible import infeasible
 from memfit.planning.known_steps import KnownStep, known_step
 from memfit.planning.offload.offloadable import host_bytes_of, most_offloaded_bytes
-from memfit.planning.partitions.partition_mix import frontier_of_compiled, plan_of_compiled
+from memfit.planning.partitions.compiled_plans import frontier_of_compiled, plan_of_compiled
 from memfit.planning.search import Exploration
 from memfit.planning.step import Step
 from memfit.planning.step.block_values import BlockValues
@@ -109,17 +109,8 @@ def _compiled_plan(
             "this profile is of a step with compiled blocks, for which partitions are planned: give a budget, and "
             "neither a strategy nor selectors; or profile with compile=False"
         )
-    _refuse_host_budget(host_budget)
     assert budget is not None
-    return plan_of_compiled(profile, budget_in_bytes(budget, profile))
-
-
-def _refuse_host_budget(host_budget: HostBudgetLike) -> None:
-    if checked_host_budget(host_budget) != 0:
-        raise InvalidParameterError(
-            f"host_budget={host_budget!r}: what compiled blocks save cannot be offloaded in this version of memfit. "
-            "Leave it out, or use compile=False"
-        )
+    return plan_of_compiled(profile, budget_in_bytes(budget, profile), host_budget_in_bytes(host_budget, profile))
 
 
 def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudgetLike = 0) -> tuple[FrontierPoint, ...]:
@@ -131,8 +122,7 @@ def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudget
     _refuse_other_profiles(profile)
     num_points = whole_number(points, "points", minimum=1)
     if profile.compiled is not None and profile.compiled.kinds:
-        _refuse_host_budget(host_budget)
-        return frontier_of_compiled(profile, num_points)
+        return frontier_of_compiled(profile, num_points, host_budget_in_bytes(host_budget, profile))
     known = known_step(profile)
     exploration = known.exploration()
     host_bytes = host_budget_in_bytes(host_budget, profile)

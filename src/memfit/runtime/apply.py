@@ -79,7 +79,9 @@ class Applied:
 
         assert self._unwrap is not None
         partitions = {path: compiled.partition_of(path) for path in compiled.choice}
-        self._unwrap.append(PlannedBlocks(bare_model(self.model), partitions, owner=self).remove)
+        self._unwrap.append(
+            PlannedBlocks(bare_model(self.model), partitions, owner=self, offloaded=compiled.offloaded).remove
+        )
 
     @property
     def is_applied(self) -> bool:

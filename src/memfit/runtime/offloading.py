@@ -46,7 +46,7 @@ class HostCopies:
     """The offloaded values of one forward pass."""
 
     def __init__(self) -> None:
-        self._window_bytes = 0
+        self.window_bytes = 0
         self._copies: list[weakref.ref[OffloadedCopy]] = []
         self._leaving: deque[_Departure] = deque()
         self._bytes_leaving = 0
@@ -62,21 +62,22 @@ class HostCopies:
         """
         if not _can_leave(tensor):
             return None
-        self._window_bytes = window_bytes
+        self.window_bytes = window_bytes
         departure = _Departure(tensor, version, f"{place.path}::{op_name}")
         copy = OffloadedCopy(self, len(self._copies), departure)
         self._copies.append(weakref.ref(copy))
         self._waiting.append(len(self._copies) - 1)
         self._leaving.append(departure)
         self._bytes_leaving += departure.num_bytes
-        self._let_go_beyond(window_bytes)
+        self.let_go_beyond(window_bytes)
         return copy
 
     def end_forward(self) -> None:
         """Let go of all that is still leaving."""
-        self._let_go_beyond(-1)
+        self.let_go_beyond(-1)
 
-    def _let_go_beyond(self, num_bytes: int) -> None:
+    def let_go_beyond(self, num_bytes: int) -> None:
+        """Give up what left before the last ``num_bytes``; what computes waits for their copies."""
         while self._leaving and self._bytes_leaving > num_bytes:
             departure = self._leaving.popleft()
             self._bytes_leaving -= departure.num_bytes
@@ -93,7 +94,7 @@ class HostCopies:
             # What nobody wants any more stays where it is.
             if copy is not None:
                 bytes_ahead += copy.num_bytes
-                if bytes_ahead > self._window_bytes:
+                if bytes_ahead > self.window_bytes:
                     return
                 copy.start()
                 self._ahead.add(number)

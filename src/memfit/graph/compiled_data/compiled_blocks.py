@@ -49,10 +49,14 @@ class CompiledKind:
 
 @dataclass(frozen=True, slots=True)
 class CompiledPlan:
-    """The kinds of blocks that a plan compiles, and the name of the partition that each block uses, by path."""
+    """The kinds of blocks that a plan compiles, and the name of the partition that each block uses, by path.
+
+    ``offloaded`` has, for blocks that offload, the bytes from which on a tensor that the block saves leaves the device.
+    """
 
     kinds: tuple[CompiledKind, ...]
     choice: Mapping[str, str]
+    offloaded: Mapping[str, int] = field(default_factory=dict)
 
     def partition_of(self, path: str) -> Partition:
         """Return the partition that the block at ``path`` uses."""
@@ -71,7 +75,8 @@ class CompiledPlan:
     def in_words(self) -> str:
         """Return how many blocks use which partition."""
         counts = Counter(self.choice.values())
-        return f"{len(self.choice)} blocks: " + ", ".join(f"{count} {name}" for name, count in counts.items())
+        words = f"{len(self.choice)} blocks: " + ", ".join(f"{count} {name}" for name, count in counts.items())
+        return f"{words}; {len(self.offloaded)} offload" if self.offloaded else words
 
 
 def tolerance_of(kinds: Iterable[CompiledKind]) -> float:
@@ -113,12 +118,14 @@ class MeasuredPartition:
 
     ``held_bytes`` is live from its forward to its backward pass. ``forward_bytes`` and ``backward_bytes`` are what is
     live at most during the passes, beyond what is live when they begin. ``seconds`` are those of both passes.
+    ``saved_sizes`` are the bytes of the saved storages that may be offloaded, the largest first.
     """
 
     held_bytes: int
     forward_bytes: int
     backward_bytes: int
     seconds: float
+    saved_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ def compiled_plan_from_document(document: Any, place: str) -> CompiledPlan:
     if paths != set(plan.choice):
         differing = sorted(paths ^ set(plan.choice))[0]
         raise PlanFileError(f"{place}: choice must have a partition for each block and no other; see {differing!r}")
+    for path in plan.offloaded:
+        if path not in paths:
+            raise PlanFileError(f"{place}: offloaded: {path!r} is not one of the blocks")
     for kind in plan.kinds:
         names = [partition.name for partition in kind.partitions]
         for path in kind.blocks:

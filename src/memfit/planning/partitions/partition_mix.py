@@ -12,23 +12,17 @@ States that hold more and take longer than another are dropped. The result is th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.errors import InfeasibleBudgetError
 from memfit.graph.compiled_data.compiled_blocks import (
     CompiledBlock,
-    CompiledKind,
-    CompiledPlan,
     CompiledProfile,
     MeasuredPartition,
     SegmentKind,
 )
-from memfit.graph.model_profile import ModelProfile
-from memfit.graph.plan import FrontierPoint, Plan
-from memfit.units import format_bytes
 
 # Blocks of one kind hold equal bytes, so that few sums are different; past so many states, close ones are merged.
 _MOST_STATES = 20_000
@@ -168,65 +162,3 @@ def _undominated(held: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     if len(order) > _MOST_STATES:
         order = order[np.unique(np.linspace(0, len(order) - 1, _MOST_STATES).astype(np.int64))]
     return np.asarray(order)
-
-
-def plan_of_compiled(profile: ModelProfile, budget_bytes: int) -> Plan:
-    """Return the fastest plan for compiled blocks whose peak is at most ``budget_bytes``."""
-    assert profile.compiled is not None
-    mix = PartitionMix(profile.compiled)
-    choice = mix.fastest_within(budget_bytes)
-    if choice is None:
-        least_bytes = mix.least_peak_bytes()
-        raise InfeasibleBudgetError(
-            f"the smallest budget for the compiled blocks is {format_bytes(least_bytes)}, by any mixture of the "
-            f"partitions that were measured, and the given one is {format_bytes(budget_bytes)} ({budget_bytes} bytes). "
-            f"Give at least budget={least_bytes}; what lowers the peak further: compile=False, whose smallest peak is "
-            "often lower, a smaller batch or model",
-            minimum_bytes=least_bytes,
-        )
-    return _plan(profile, mix, choice, budget_bytes)
-
-
-def frontier_of_compiled(profile: ModelProfile, num_points: int) -> tuple[FrontierPoint, ...]:
-    """Return plans for compiled blocks from the fastest to the one with the smallest peak."""
-    assert profile.compiled is not None
-    mix = PartitionMix(profile.compiled)
-    fastest = mix.fastest_within(2**62)
-    assert fastest is not None
-    least_bytes, most_bytes = mix.least_peak_bytes(), mix.peak_bytes(fastest)
-    points: list[FrontierPoint] = []
-    for number in range(num_points):
-        choice = mix.fastest_within(most_bytes - (most_bytes - least_bytes) * number // max(num_points - 1, 1))
-        assert choice is not None
-        plan = _plan(profile, mix, choice, None)
-        if not points or plan.predicted_peak_bytes < points[-1].peak_bytes:
-            points.append(FrontierPoint(plan.predicted_peak_bytes, plan.predicted_overhead, plan))
-    return tuple(points)
-
-
-def _plan(profile: ModelProfile, mix: PartitionMix, choice: Choice, budget_bytes: int | None) -> Plan:
-    compiled = mix.profile
-    names = {
-        block.path: compiled.kinds[block.kind].partitions[number].name
-        for block, number in zip(compiled.blocks, choice, strict=True)
-    }
-    plain_seconds = compiled.plain_seconds or mix.seconds(choice)
-    return Plan(
-        decisions={},
-        recorded_modules=(),
-        hooked_modules=(),
-        recompute_flops=0,
-        fingerprint=profile.fingerprint,
-        predicted_peak_bytes=mix.peak_bytes(choice),
-        predicted_overhead=mix.seconds(choice) / plain_seconds - 1 if plain_seconds else 0.0,
-        budget_bytes=budget_bytes,
-        inputs=profile.inputs,
-        chunks_loss=profile.chunks_loss,
-        compiled=CompiledPlan(tuple(_with_used(kind, names) for kind in compiled.kinds), names),
-    )
-
-
-def _with_used(kind: CompiledKind, names: Mapping[str, str]) -> CompiledKind:
-    """Return the kind with the partitions that its blocks use, and the one that gradients are compared with."""
-    used = {kind.partitions[0].name, *(names[path] for path in kind.blocks)}
-    return replace(kind, partitions=tuple(partition for partition in kind.partitions if partition.name in used))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from memfit.graph.compiled_data.compiled_blocks import Partition
 from memfit.runtime.compiling.compiler_internals import DYNAMO_ERRORS, own_warnings_ignored
 from memfit.runtime.compiling.graph_variants import CompilingError, GraphVariants, running, variants_backend
+from memfit.runtime.compiling.offloaded_saves import OffloadedSaves, noted_saves
 from memfit.runtime.forward_wrapping import Forward, wrap_forward
 from memfit.runtime.torch_internals import in_function_transform
 
@@ -28,6 +29,13 @@ class BlockObserver(Protocol):
     def forward_ended(self, path: str, graphs: Sequence[GraphVariants], nodes: Sequence[Any]) -> None:
         """The block's forward pass is over. It ran ``graphs``, whose backward passes are autograd's ``nodes``."""
 
+    def saved(self, path: str, sizes: Sequence[int]) -> None:
+        """The block's forward pass saved storages of these bytes. Called where ``notes_saves``."""
+
+    @property
+    def notes_saves(self) -> bool:
+        """Whether `saved` is to be called, which takes time."""
+
     def failed(self, path: str, error: Exception) -> None:
         """The block could not be compiled, and ran in eager."""
 
@@ -35,6 +43,7 @@ class BlockObserver(Protocol):
 class PlannedBlocks:
     """Blocks of ``model`` that run compiled, by the partition that ``partitions`` has for their path.
 
+    ``offloaded`` has, for the blocks that offload, the bytes from which on a saved tensor leaves for the host's memory.
     A block that cannot be compiled runs in eager. `remove` restores all blocks, also those that the user had compiled.
     """
 
@@ -44,11 +53,13 @@ class PlannedBlocks:
         partitions: Mapping[str, Partition],
         observer: BlockObserver | None = None,
         owner: object = None,
+        offloaded: Mapping[str, int] | None = None,
     ) -> None:
         self._restore: list[Callable[[], None]] = []
         modules = dict(model.named_modules())
+        saves = OffloadedSaves(model, offloaded, list(partitions)) if offloaded else None
         for path, partition in partitions.items():
-            block = _PlannedBlock(path, modules[path], partition, observer)
+            block = _PlannedBlock(path, modules[path], partition, observer, saves)
             self._restore += _taken_over(modules[path], block, owner)
 
     def remove(self) -> None:
@@ -66,15 +77,23 @@ class PlannedBlocks:
 class _PlannedBlock:
     """Runs the forward passes of one block."""
 
-    def __init__(self, path: str, module: nn.Module, partition: Partition, observer: BlockObserver | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        module: nn.Module,
+        partition: Partition,
+        observer: BlockObserver | None,
+        saves: OffloadedSaves | None,
+    ) -> None:
         self._path = path
         self._partition = partition
         self._observer = observer
+        self._saves = saves
+        self._original = original_of(module)
         self._is_eager = False
         self._has_run = False
-        original = original_of(module)
-        self._user_compiled = original.forward if original is not module else None
-        self._compiled = _compiled_call_of(original)
+        self._user_compiled = self._original.forward if self._original is not module else None
+        self._compiled = _compiled_call_of(self._original)
 
     def run(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_eager or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_function_transform():
@@ -84,7 +103,7 @@ class _PlannedBlock:
             self._observer.forward_begins(self._path)
         try:
             # The first call traces and compiles.
-            with running(call), nullcontext() if self._has_run else own_warnings_ignored():
+            with running(call), self._seeing_saves(call), nullcontext() if self._has_run else own_warnings_ignored():
                 result = self._compiled(self._user_compiled or forward, args, kwargs)
         except (CompilingError, *DYNAMO_ERRORS) as error:
             self._is_eager = True
@@ -101,6 +120,22 @@ class _PlannedBlock:
         if self._observer is not None:
             self._observer.forward_ended(self._path, call.graphs, call.nodes)
         return result
+
+    @contextmanager
+    def _seeing_saves(self, call: _Call) -> Iterator[None]:
+        """Offload what the call saves, or note how large it is."""
+        if self._saves is not None:
+            with self._saves.saving(self._path, self._original) as saves:
+                yield
+            if self._saves.starts_fetching(self._path):
+                for node in call.nodes:
+                    node.register_prehook(lambda _: saves.forward_pass.fetch_ahead())
+        elif self._observer is not None and self._observer.notes_saves:
+            with noted_saves(self._original) as sizes:
+                yield
+            self._observer.saved(self._path, sizes)
+        else:
+            yield
 
 
 class _Call:

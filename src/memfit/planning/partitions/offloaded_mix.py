@@ -1,0 +1,136 @@
+"""Which blocks offload what they save: the first of the step, which have the most time until their backward pass.
+
+Copies to the host run beside the next block's forward pass, and copies back beside that block's backward pass. So a
+block that offloads holds less between its forward and its backward pass, while its own passes and those of the next
+block have as many more bytes live::
+
+    held bytes      − what leaves
+    forward bytes   + what the block before sends
+    backward bytes  + what the block itself fetches + what the block before fetches
+
+Blocks changed in this way are mixed by the same dynamic program as others. The waiting for the link is that of
+`memfit.planning.step.link_time`. Tried are all entries of the menu for the blocks that offload, a few numbers of such
+blocks, and a few sizes from which on tensors leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from memfit.graph.compiled_data.compiled_blocks import CompiledBlock, CompiledProfile, MeasuredPartition
+from memfit.graph.model_profile import Link
+from memfit.planning.partitions.partition_mix import Choice, PartitionMix
+from memfit.planning.step.link_time import Arrival, Copies, Departure, expected_waiting
+
+# Of a block's two passes, about so much is forward.
+_FORWARD_SHARE = 1 / 3
+_MOST_SIZES = 4
+_MOST_COUNTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadedMix:
+    """A choice of partitions, and for the blocks that offload the bytes from which on tensors leave."""
+
+    choice: Choice
+    offloaded: Mapping[str, int]
+    peak_bytes: int
+    seconds: float
+    host_bytes: int
+
+
+def mixes_within(
+    profile: CompiledProfile, budget_bytes: int, host_bytes: int, link: Link, unthrottled_share: float
+) -> Iterator[OffloadedMix]:
+    """Yield mixes that offload, each the fastest within ``budget_bytes`` for its blocks that do."""
+    for number in range(max((len(block.measured) for block in profile.blocks), default=0)):
+        for smallest_bytes in _sizes(profile.blocks, number):
+            for count in _counts(len(profile.blocks)):
+                sent = _bytes_sent(profile.blocks[:count], number, smallest_bytes)
+                if not 0 < sum(sent) <= host_bytes:
+                    continue
+                mix = PartitionMix(replace(profile, blocks=_offloading(profile.blocks, number, sent)))
+                choice = mix.fastest_within(budget_bytes)
+                if choice is None:
+                    continue
+                waiting = expected_waiting(link, _copies(mix, choice, sent), unthrottled_share)
+                # The blocks that offload have one partition to choose from.
+                places = tuple(
+                    min(number, len(block.measured) - 1) if place < count else choice[place]
+                    for place, block in enumerate(profile.blocks)
+                )
+                yield OffloadedMix(
+                    places,
+                    {
+                        block.path: smallest_bytes
+                        for block, num_bytes in zip(profile.blocks, sent, strict=False)
+                        if num_bytes
+                    },
+                    mix.peak_bytes(choice),
+                    mix.seconds(choice) + sum(waiting),
+                    sum(sent),
+                )
+
+
+def _sizes(blocks: Sequence[CompiledBlock], number: int) -> list[int]:
+    """Return a few sizes of saved tensors, the largest first."""
+    sizes = {size for block in blocks for size in _measured(block, number).saved_sizes}
+    ordered = sorted(sizes, reverse=True)
+    step = max(1, -(-len(ordered) // _MOST_SIZES))
+    return ordered[::step]
+
+
+def _counts(num_blocks: int) -> list[int]:
+    """Return a few numbers of blocks. The last block would fetch at once what it has just sent."""
+    step = max(1, -(-(num_blocks - 1) // _MOST_COUNTS))
+    return list(range(num_blocks - 1, 0, -step))
+
+
+def _measured(block: CompiledBlock, number: int) -> MeasuredPartition:
+    return block.measured[min(number, len(block.measured) - 1)]
+
+
+def _bytes_sent(blocks: Sequence[CompiledBlock], number: int, smallest_bytes: int) -> list[int]:
+    return [sum(size for size in _measured(block, number).saved_sizes if size >= smallest_bytes) for block in blocks]
+
+
+def _offloading(blocks: Sequence[CompiledBlock], number: int, sent: Sequence[int]) -> tuple[CompiledBlock, ...]:
+    """Return the blocks as they are measured where the first ones send so many bytes."""
+    changed = []
+    before = 0
+    for place, block in enumerate(blocks):
+        own = sent[place] if place < len(sent) else 0
+        menu = (_measured(block, number),) if place < len(sent) else block.measured
+        measured = tuple(
+            replace(
+                each,
+                held_bytes=each.held_bytes - own,
+                forward_bytes=each.forward_bytes + before,
+                backward_bytes=each.backward_bytes + own + before,
+            )
+            for each in menu
+        )
+        changed.append(replace(block, measured=measured))
+        before = own
+    return tuple(changed)
+
+
+def _copies(mix: PartitionMix, choice: Choice, sent: Sequence[int]) -> Copies:
+    """Return when copies start and what waits for them."""
+    blocks = mix.profile.blocks
+    seconds = [block.measured[number].seconds for block, number in zip(blocks, choice, strict=True)]
+    departures = []
+    now = 0.0
+    for place, num_bytes in enumerate(sent):
+        now += _FORWARD_SHARE * seconds[place]
+        departures.append(Departure(now, num_bytes, [place - 1] if place else []))
+    forward_seconds = _FORWARD_SHARE * sum(seconds)
+    now = forward_seconds + mix.profile.outside_seconds
+    arrivals = []
+    for place in reversed(range(len(blocks))):
+        if place <= len(sent):
+            started = [place - 1] if place else []
+            arrivals.append(Arrival(now, started, [place] if place < len(sent) else []))
+        now += (1 - _FORWARD_SHARE) * seconds[place]
+    return Copies(departures, forward_seconds, arrivals, mix.seconds(choice))
