@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from memfit.distributed.wrapped_models import refuse_fsdp1
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.progress import Progress, Quiet
+from memfit.runtime.checks.model_changes import warn_of_checkpointing
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks
 from memfit.runtime.forward_wrapping import plans_set_aside
 
@@ -30,6 +32,8 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
     with state.kept_optimizer():
         captured = capture_real_step(step, state)
         profile = captured.profile
+        for note in profile.notes if step.warns else ():
+            warnings.warn(f"of the step of this {type(step.model).__name__}: {note}", stacklevel=2)
         # All processes go on with the profile of the fullest one, so that all try, plan and decide the same.
         fullest = step.ranks.largest(profile, profile.peak_bytes)
         captured = captured._replace(profile=replace(fullest, device=profile.device))
@@ -111,6 +115,7 @@ def profile(
     the step is measured with each: a plan for such a profile chooses a partition for each block.
     """
     refuse_unfit(model, mode)
+    warn_of_checkpointing(model, stacklevel=2)
     arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
     training_step = TrainingStep(model, arguments)
     measured = profile_of_step(training_step, mode, chunk_loss=chunk_loss)

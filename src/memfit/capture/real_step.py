@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -11,17 +13,28 @@ from memfit.capture.measuring.devices import device_of, memory_bytes
 from memfit.capture.measuring.fused_costs import with_fused_replays
 from memfit.capture.measuring.link import measured_link
 from memfit.capture.measuring.op_costs import OpMeter, with_costs
-from memfit.capture.measuring.other_memory import other_memory
+from memfit.capture.measuring.other_memory import LEFT_BEHIND, SKIPPED_BLOCKS, other_memory, outside_value
 from memfit.capture.measuring.roofline import copied_bytes_per_second
 from memfit.capture.measuring.step_times import SynchronizedStep, timed_back_to_back, timed_synchronized
 from memfit.capture.measuring.throttling import throttled_ops, unthrottled_share
-from memfit.capture.recording.measured_blocks import measured_blocks
-from memfit.capture.recording.recorded_runs import no_garbage_collection, record_step
+from memfit.capture.recording.measured_blocks import (
+    bytes_of_skipped_blocks,
+    measured_blocks,
+    values_leaving_skipped_blocks,
+)
+from memfit.capture.recording.recorded_runs import (
+    bytes_left_behind,
+    leaves_something,
+    no_garbage_collection,
+    record_step,
+    values_saved_beyond,
+)
 from memfit.capture.recording.step_recording import OpFacts, Recording, values_of
 from memfit.capture.state.kept_state import KeptState, existed_before
+from memfit.capture.step_variants import choose_variant, random_states
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import bare_model, num_warm_up_steps, warn_of_dtensors
-from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp
+from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue
 from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.fingerprint import fingerprint_of
 from memfit.runtime.model_inputs import noting_inputs
@@ -53,7 +66,14 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
         with state.kept(), noting_inputs(step.model) as inputs:
             step.run()
     with state.kept():
+        before = random_states()
         recording, called = record_step(step, device, existed_before)
+        decides = before != random_states() or _forward_waits(recording.ops, recording.facts)
+    variants = choose_variant(step, state, device, recording.outside, decides=decides)
+    if variants.notes:
+        with state.kept():
+            recording, called = record_step(step, device, existed_before)
+    left_bytes = bytes_left_behind(step, state, device) if leaves_something(recording) else 0
     if recording.has_dtensors:
         warn_of_dtensors(step.model)
     with state.kept(), no_garbage_collection():
@@ -73,10 +93,33 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
         ops = with_fused_replays(ops, recording.facts, values, copied_bytes_per_second(device))
     if allocated_bytes is not None:
         values += (other_memory(values, allocated_bytes),)
+    if variants.varying:
+        values = tuple(
+            replace(value, replays_exactly=value.replays_exactly and not _is_made_by(value, ops, variants.varying))
+            for value in values
+        )
+    if left_bytes:
+        # A dropped one would keep what it is replayed from as long.
+        kept = values_saved_beyond(recording)
+        values = tuple(
+            replace(value, replays_exactly=value.replays_exactly and index not in kept)
+            for index, value in enumerate(values)
+        )
+        values += (outside_value(values, LEFT_BEHIND, left_bytes),)
+    blocks = measured_blocks(bare_model(step.model), called, ops, values)
+    if variants.skipped:
+        leaving = values_leaving_skipped_blocks(bare_model(step.model), variants.skipped, ops, blocks)
+        values = tuple(
+            replace(value, replays_exactly=value.replays_exactly and index not in leaving)
+            for index, value in enumerate(values)
+        )
+    if skipped_bytes := bytes_of_skipped_blocks(bare_model(step.model), blocks, variants.called):
+        values += (outside_value(values, SKIPPED_BLOCKS, skipped_bytes),)
+        peak_bytes += skipped_bytes
     profile = ModelProfile(
         ops=ops,
         values=values,
-        blocks=measured_blocks(bare_model(step.model), called, ops, values),
+        blocks=blocks,
         peak_bytes=peak_bytes,
         step_seconds=step_seconds,
         device=str(device),
@@ -88,6 +131,7 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
         module_calls=recording.module_calls,
         link=measured_link(device),
         unthrottled_share=unthrottled_share(unthrottled, ops),
+        notes=variants.notes,
     )
     return CapturedStep(profile, synchronized, _forward_waits(ops, recording.facts))
 
@@ -101,5 +145,12 @@ def _timed_ops(
     return with_costs(recording.ops, recording.facts, meter.costs(), device)
 
 
-def _forward_waits(ops: tuple[RecordedOp, ...], facts: list[OpFacts]) -> bool:
+def _is_made_by(value: RecordedValue, ops: Sequence[RecordedOp], kinds: Collection[tuple[str, str]]) -> bool:
+    if value.op_index is None:
+        return False
+    op = ops[value.op_index]
+    return op.module is not None and (op.module, op.op) in kinds
+
+
+def _forward_waits(ops: Sequence[RecordedOp], facts: list[OpFacts]) -> bool:
     return any(fact.is_answer and op.phase is Phase.FORWARD for op, fact in zip(ops, facts, strict=True))

@@ -40,6 +40,10 @@ class TrainingStep:
         self.warns = warns
         # Whether a run was seen to wait for other processes.
         self.runs_collectives = False
+        # Which of the runs that differ is measured: the one with random numbers from this seed, as they are where it is
+        # None, after so many other steps.
+        self.random_seed: int | None = None
+        self.num_steps_before = 0
 
     @property
     def ranks(self) -> Ranks:

@@ -184,7 +184,8 @@ class ModelProfile:
     their seconds in the step, on a device whose clock is not throttled. ``chunks_loss`` is whether the step computes a
     language model's head and loss in chunks of tokens. ``module_calls`` are the calls of modules with gradients, in the
     order in which they began; empty where they were not recorded.
-    ``compiled`` is what was measured of compiled blocks; plans for such a profile compile them.
+    ``compiled`` is what was measured of compiled blocks; plans for such a profile compile them. ``notes`` say in words
+    what limits plans for this step: a random structure, parts that are opaque to memfit.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -204,6 +205,7 @@ class ModelProfile:
     chunks_loss: bool = False
     module_calls: tuple[ModuleCall, ...] = ()
     compiled: CompiledProfile | None = None
+    notes: tuple[str, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path`` as JSON, compressed where the path ends in ``.gz``."""
@@ -237,6 +239,7 @@ class ModelProfile:
             "step": format_seconds(self.step_seconds),
             "ops": f"{len(self.ops)} ops, {len(self.values)} values, {len(self.blocks)} blocks",
             "measured": f"on {self.device}, {self.measured_with}",
+            **({"note": "; ".join(self.notes)} if self.notes else {}),
         }
 
     def __repr__(self) -> str:

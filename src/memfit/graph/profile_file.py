@@ -75,6 +75,8 @@ def save_profile(profile: ModelProfile, path: str | os.PathLike[str]) -> None:
         head["unthrottled_share"] = profile.unthrottled_share
     if profile.chunks_loss:
         head["chunks_loss"] = True
+    if profile.notes:
+        head["notes"] = list(profile.notes)
     entries: dict[str, Iterable[Any]] = {
         "blocks": map(_block_entry, profile.blocks),
         "ops": map(_op_entry, profile.ops),
@@ -92,7 +94,9 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     document = read_document(path)
     check_kind(document, path, expected=PROFILE_FORMAT, version=PROFILE_VERSION)
     required = frozenset({"format", "version", *_HEAD, *_LISTS})
-    optional = frozenset({"compiled", "host", "inputs", "link", "unthrottled_share", "chunks_loss", "module_calls"})
+    optional = frozenset(
+        {"compiled", "host", "inputs", "link", "unthrottled_share", "chunks_loss", "module_calls", "notes"}
+    )
     check_fields(document, f"{path}", required=required, optional=optional)
     document.setdefault("module_calls", [])
     for name in (*_LISTS, "module_calls"):
@@ -108,6 +112,7 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
     if document.get("compiled") is not None:
         contents["compiled"] = compiled_profile_from_document(document["compiled"], f"{path}: compiled")
     contents["unthrottled_share"] = _read(reader.unthrottled_share, document.get("unthrottled_share", 1.0), f"{path}")
+    contents["notes"] = _read(reader.notes, document.get("notes", []), f"{path}")
     contents["chunks_loss"] = document.get("chunks_loss", False)
     if not isinstance(contents["chunks_loss"], bool):
         raise PlanFileError(f'{path}: "chunks_loss" must be true or false; got {shown(contents["chunks_loss"])}')
@@ -244,6 +249,9 @@ class _Reader:
 
     def inputs(self, entry: Any, place: str) -> tuple[Input, ...]:
         return inputs_from_document(entry)
+
+    def notes(self, entry: Any, place: str) -> tuple[str, ...]:
+        return tuple(_string(note, "a note") for note in _list(entry, "notes"))
 
     def host(self, entry: Any, place: str) -> HostCosts:
         costs = check_fields(entry, place, required=frozenset(HOST_SECONDS), optional=frozenset(_HOST_FACTS))

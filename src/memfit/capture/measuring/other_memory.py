@@ -8,6 +8,9 @@ import torch
 
 from memfit.graph.model_profile import RecordedValue
 
+LEFT_BEHIND = "(left by the step before)"
+SKIPPED_BLOCKS = "(blocks that the measured run skipped)"
+
 
 def other_memory(values: Sequence[RecordedValue], allocated_bytes: int) -> RecordedValue:
     """Return, as a value from outside the step, what the allocator holds beyond those of ``values`` that are."""

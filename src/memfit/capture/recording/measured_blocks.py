@@ -9,7 +9,7 @@ from torch import nn
 from memfit.capture.recording.blocks import find_blocks
 from memfit.capture.recording.layer_types import layer_type_of
 from memfit.graph.layer_profile import LayerMemoryProfile
-from memfit.graph.model_profile import Block, RecordedOp, RecordedValue
+from memfit.graph.model_profile import Block, Phase, RecordedOp, RecordedValue
 from memfit.graph.names import is_within
 
 
@@ -20,6 +20,45 @@ def measured_blocks(
     return tuple(
         Block(path, _layer(layer_idx, path, ops, values)) for layer_idx, path in enumerate(find_blocks(model, called))
     )
+
+
+def bytes_of_skipped_blocks(model: nn.Module, blocks: Sequence[Block], called: Collection[str]) -> int:
+    """Return what the blocks among the ``called`` modules would have saved at most that are none of ``blocks``."""
+    known = {block.path: block.layer.activation_size_bytes for block in blocks}
+    skipped = [path for path in find_blocks(model, called) if path not in known]
+    kinds = {path: type(model.get_submodule(path)) for path in (*known, *skipped)}
+    return sum(
+        max((num_bytes for path, num_bytes in known.items() if kinds[path] is kinds[block]), default=0)
+        for block in skipped
+    )
+
+
+def values_leaving_skipped_blocks(
+    model: nn.Module, skipped: Collection[str], ops: Sequence[RecordedOp], blocks: Sequence[Block]
+) -> set[int]:
+    """Return the values that are made in a block which may be skipped, as one of its kind was, and read outside of it.
+
+    Replays that start from the output of a block must not go on into the one before it where that was skipped.
+    """
+    kinds = {type(model.get_submodule(path)) for path in skipped}
+    paths = [block.path for block in blocks if type(model.get_submodule(block.path)) in kinds]
+    block_of = [
+        None if op.module is None else next((path for path in paths if is_within(op.module, path)), None) for op in ops
+    ]
+    made_in = {
+        index: block
+        for op, block in zip(ops, block_of, strict=True)
+        if block is not None
+        for index in op.outputs
+        if index is not None
+    }
+    return {
+        index
+        for op, block in zip(ops, block_of, strict=True)
+        if op.phase is Phase.FORWARD
+        for index in op.inputs
+        if made_in.get(index, block) != block
+    }
 
 
 def _layer(layer_idx: int, path: str, ops: Sequence[RecordedOp], values: Sequence[RecordedValue]) -> LayerMemoryProfile:
