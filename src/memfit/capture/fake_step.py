@@ -8,15 +8,17 @@ are believed to come back bit for bit.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from memfit.capture.fake_substitutes import fake_tensors_in
 from memfit.capture.measuring.devices import device_of, memory_bytes
 from memfit.capture.measuring.fused_costs import with_fused_replays
 from memfit.capture.measuring.link import measured_link
@@ -30,7 +32,7 @@ from memfit.capture.state.kept_state import KeptState
 from memfit.capture.step_arguments import innermost_optimizer
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import bare_model
-from memfit.errors import InvalidParameterError, MemfitError
+from memfit.errors import MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.runtime.batch_tensors import tensors_of
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks_as_in
@@ -46,13 +48,23 @@ from memfit.runtime.torch_internals import (
 
 
 def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
-    """Return the profile of ``step`` from a copy of it that takes no memory; the model may be on the meta device."""
+    """Return the profile of ``step`` from a run of it that takes no memory; the model may be on the meta device."""
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fake = _fake_copy(step, fake_mode)
+    with ExitStack() as stack:
+        if step.arguments.step is None:
+            fake = _fake_copy(step, fake_mode)
+        else:
+            stack.enter_context(fake_tensors_in(step, functools.partial(_fake_of, fake_mode)))
+            fake = _with_fake_batch(step, fake_mode)
+        return _profile_of(fake, step, fake_mode)
+
+
+def _profile_of(fake: TrainingStep, step: TrainingStep, fake_mode: FakeTensorMode) -> ModelProfile:
+    """Return the profile of the ``fake`` step, which has the tensors of ``step`` as fake ones."""
     device = device_of(fake)
     state = KeptState(fake)
     with _explained_limits(), fake_mode, loss_in_chunks_as_in(fake.model, step.model):
-        if fake.optimizer is not None or fake.arguments.gradients == "kept":
+        if fake.optimizer is not None or fake.arguments.step is not None or fake.arguments.gradients == "kept":
             # The first run creates the optimizer's state and the gradients.
             with state.kept():
                 fake.run()
@@ -90,11 +102,6 @@ def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
 
 def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
     """Return a copy of model, batch and optimizer in which every tensor is fake."""
-    if step.arguments.step is not None:
-        raise InvalidParameterError(
-            "mode='fake' runs a copy of the model, and step= runs the model itself: pass loss= in place of step=, or "
-            "use mode='real'"
-        )
     # What is in the memo is not copied: the copies of all else refer to the fake tensors.
     parameters: list[Tensor] = [*step.model.parameters()]
     states: list[Tensor] = []
@@ -120,6 +127,24 @@ def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
         ) from error
     arguments = replace(step.arguments, batch=batch, targets=targets, optimizer=optimizer)
     return TrainingStep(model, arguments, warns=step.warns)
+
+
+def _with_fake_batch(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
+    """Return ``step`` with a batch of fake tensors."""
+    try:
+        with fake_mode, _CopiesAreFake(fake_mode):
+            batch = copy.deepcopy(step.batch)
+    except Exception as error:
+        raise MemfitError(
+            "the batch cannot be copied, which profiling with fake tensors needs "
+            f"({type(error).__name__}: {error}); use mode='real'"
+        ) from error
+    return TrainingStep(step.model, replace(step.arguments, batch=batch), warns=step.warns)
+
+
+def _fake_of(fake_mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+    is_number = _is_host_number(tensor) and not isinstance(tensor, nn.Parameter)
+    return _fake_number(tensor, fake_mode) if is_number else fake_mode.from_tensor(tensor)
 
 
 class _CopiesAreFake(TorchFunctionMode):

@@ -1,0 +1,70 @@
+"""Runs a user's own ``step`` on fake tensors: they stand in for the model's tensors while it runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memfit.capture.state.reached_objects import ReachedObjects
+from memfit.capture.step_arguments import optimizers_within
+from memfit.capture.training_step import TrainingStep
+from memfit.errors import MemfitError
+
+MakeFake = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def fake_tensors_in(step: TrainingStep, make_fake: MakeFake) -> Iterator[None]:
+    """Let the modules and optimizers that ``step`` reaches have fake tensors inside the block.
+
+    A step function refers to the model and the optimizers themselves, so that a copy of them would not be run. Tensors
+    that it refers to in other ways stay real, and act as constants. Gradients are put back as they were.
+    """
+    reached = ReachedObjects([step.model, step.arguments.step, *optimizers_within(step.optimizer)])
+    modules = {id(module): module for root in (step.model, *reached.modules) for module in root.modules()}
+    parameters = {
+        id(each): each for module in modules.values() for each in module._parameters.values() if each is not None
+    }
+    for parameter in parameters.values():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise MemfitError("parameters have hooks that run in the backward pass, which fake ones would not have")
+    fakes: dict[int, Tensor] = {}
+
+    def fake_of(tensor: Tensor) -> Tensor:
+        if id(tensor) not in fakes:
+            fakes[id(tensor)] = make_fake(tensor)
+        return fakes[id(tensor)]
+
+    with ExitStack() as stack:
+        for parameter in parameters.values():
+            stack.callback(setattr, parameter, "grad", parameter.grad)
+        for module in modules.values():
+            for held in (module._parameters, module._buffers):
+                tensors: dict[str, Any] = held
+                stack.callback(tensors.update, dict(tensors))
+                tensors.update({name: each if each is None else fake_of(each) for name, each in tensors.items()})
+        for optimizer in {id(each): each for each in reached.optimizers}.values():
+            if isinstance(optimizer, torch.optim.Optimizer) and type(optimizer.state) is defaultdict:
+                _substitute_in(optimizer, fake_of, stack)
+        yield
+
+
+def _substitute_in(optimizer: torch.optim.Optimizer, fake_of: MakeFake, stack: ExitStack) -> None:
+    """Let ``optimizer`` step fake parameters, with fake state, until ``stack`` is closed."""
+    state = optimizer.state
+    stack.callback(setattr, optimizer, "state", state)
+    optimizer.state = defaultdict(
+        dict, {fake_of(parameter): _fake_state(known, fake_of) for parameter, known in state.items()}
+    )
+    for group in optimizer.param_groups:
+        stack.callback(group.__setitem__, "params", group["params"])
+        group["params"] = [fake_of(parameter) for parameter in group["params"]]
+
+
+def _fake_state(known: Any, fake_of: MakeFake) -> dict[str, Any]:
+    return {name: fake_of(entry) if isinstance(entry, Tensor) else entry for name, entry in known.items()}
