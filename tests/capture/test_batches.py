@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.capture.tensor_peaks import ops_without_kernels, peak_of_tensors
+from tests.capture.tensor_peaks import described_ops, peak_of_tensors
 from tests.engine.step_comparison import assert_same
 from torch import Tensor, nn
 from torch.utils import _pytree
@@ -158,6 +158,6 @@ def test_a_fake_profile_is_that_of_the_real_step(batch: Any, capfd: pytest.Captu
     model = Scaled()
     fake, real = memfit.profile(model, batch, mode="fake"), memfit.profile(model, batch)
     assert fake.peak_bytes == peak_of_tensors(real)
-    assert ops_without_kernels(fake) == ops_without_kernels(real)
+    assert described_ops(fake) == described_ops(real)
     assert fake.values == real.values
     assert capfd.readouterr() == ("", "")

@@ -26,10 +26,12 @@ inline bool is_in_transform() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
-// What torch itself takes away where no dispatch mode is to see what is run (`torch._C._DisableTorchDispatch`).
+// What torch itself takes away where no dispatch mode is to see what is run (`torch._C._DisableTorchDispatch`). Nor does
+// the engine record it: an alias of a sparse tensor, for one, calls `aten.empty`.
 struct UnseenByDispatchModes {
   c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(
       {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PreDispatch})};
+  c10::impl::ExcludeDispatchKeyGuard unrecorded{KEY};
 };
 
 }  // namespace memfit
