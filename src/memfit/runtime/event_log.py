@@ -11,12 +11,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from memfit.runtime import native_library
+LogTo = Callable[[Callable[[str], None] | None], None]
 
 _events: list[str] | None = None
+_engines: list[LogTo] = []
+
+
+def add_engine(log_to: LogTo) -> None:
+    """Let an engine in another language take part: ``log_to`` receives what takes each event, or None."""
+    _engines.append(log_to)
+    if _events is not None:
+        log_to(_events.append)
 
 
 def is_logging() -> bool:
@@ -34,14 +42,13 @@ def log_event(*parts: object) -> None:
 def logged_events() -> Iterator[list[str]]:
     """Log the events of both engines inside the block, into the list. Blocks do not nest."""
     global _events
-    native = native_library.configured_module()
     events: list[str] = []
     _events = events
-    if native is not None:
-        native.log_events(events.append)
+    for log_to in _engines:
+        log_to(events.append)
     try:
         yield events
     finally:
         _events = None
-        if native is not None:
-            native.log_events(None)
+        for log_to in _engines:
+            log_to(None)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.runtime import event_log
 from memfit.runtime.fusing import start_fusing
 from memfit.runtime.native_build import native_module
 from memfit.runtime.offloading import torn_value_error
@@ -34,6 +35,7 @@ def configured_module() -> Any:
         )
         let_higher_order_operators_through(native.key_name)
         start_fusing(native)
+        event_log.add_engine(native.log_events)
     return native
 
 
