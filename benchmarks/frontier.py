@@ -44,7 +44,7 @@ from rich.console import Console
 from rich.table import Table
 
 import memfit
-from memfit.runtime.native_tape import engine_name
+from memfit.runtime.engine.native_tape import engine_name
 from memfit.units import format_bytes
 
 _VERSIONS_OF = ("torch", "transformers", "timm", "torchvision", "numpy", "scipy", "memfit")

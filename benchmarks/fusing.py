@@ -27,11 +27,11 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import memfit
-from memfit.runtime.fusing import start_fusing
-from memfit.runtime.native_build import native_module
-from memfit.runtime.native_tape import engine_name, new_tape
-from memfit.runtime.pointwise_ops import POINTWISE_OPS
-from memfit.runtime.recorded_modules import Region
+from memfit.runtime.engine.native_tape import engine_name, new_tape
+from memfit.runtime.engine.planned_modules import PlannedModule
+from memfit.runtime.fusing.fusing import start_fusing
+from memfit.runtime.fusing.pointwise_ops import POINTWISE_OPS
+from memfit.runtime.native.native_build import native_module
 from memfit.runtime.torch_internals import keep_gpu_busy
 
 ROWS, WIDTH = 8 * 2048, 2048
@@ -79,7 +79,7 @@ def microseconds_to_come_back(forward: Callable[..., Tensor], inputs: list[Tenso
     leaves = tuple(tensor.requires_grad_() for tensor in inputs)
     tape = new_tape()
     result = tape.run(
-        Region("", nn.Identity(), dict.fromkeys(POINTWISE_OPS, True)),
+        PlannedModule("", nn.Identity(), dict.fromkeys(POINTWISE_OPS, True)),
         lambda *inputs: forward(*inputs).sin(),
         leaves,
         {},

@@ -34,8 +34,8 @@ import memfit
 from memfit.capture.measuring.clocks import wait_for
 from memfit.report.environment import environment_facts
 from memfit.runtime.allocation_meter import allocated_peak
-from memfit.runtime.batch_tensors import tensors_of
-from memfit.runtime.native_tape import engine_name
+from memfit.runtime.applying.batch_tensors import tensors_of
+from memfit.runtime.engine.native_tape import engine_name
 from memfit.units import format_bytes
 
 SHARES = (0.0, 0.5, 0.8)

@@ -34,7 +34,7 @@ import memfit
 from memfit.models import gpt
 from memfit.report.environment import environment_facts
 from memfit.runtime.allocation_meter import allocated_peak
-from memfit.runtime.forward_wrapping import plans_set_aside
+from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.units import format_bytes
 
 VOCABULARY = 256
@@ -77,8 +77,8 @@ def gpt_measured(device: torch.device, num_steps: int, longest: int, width: int)
         return torch.randint(VOCABULARY, (ROWS, length + 1), device=device)
 
     plain = memfit.profile(model, draw(longest))
-    shortest = memfit.profile(model, draw(SHORTEST))
-    budget_bytes = shortest.peak_bytes + (plain.peak_bytes - shortest.peak_bytes) // 2
+    fast_path = memfit.profile(model, draw(SHORTEST))
+    budget_bytes = fast_path.peak_bytes + (plain.peak_bytes - fast_path.peak_bytes) // 2
     begin = time.perf_counter()
     fitted = memfit.fit(model, batches=[draw(SHORTEST), draw(longest)], budget=budget_bytes)
     fit_seconds = time.perf_counter() - begin
@@ -109,7 +109,7 @@ def gpt_measured(device: torch.device, num_steps: int, longest: int, width: int)
     return {
         "num_steps": len(peaks),
         "num_lengths": len(seen),
-        "shortest": SHORTEST,
+        "fast_path": SHORTEST,
         "longest": longest,
         "longest_plain_bytes": plain.peak_bytes,
         "budget_bytes": budget_bytes,
@@ -124,7 +124,7 @@ def gpt_measured(device: torch.device, num_steps: int, longest: int, width: int)
 
 
 def seconds_to_find_plan(fitted: memfit.Fitted, model: nn.Module, batch: Tensor) -> float:
-    from memfit.runtime.model_inputs import inputs_of
+    from memfit.runtime.applying.model_inputs import inputs_of
 
     begin = time.perf_counter()
     fitted.plans.place_for(inputs_of(type(model).forward.__get__(model), (batch,), {}))

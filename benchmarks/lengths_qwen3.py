@@ -33,7 +33,7 @@ class Scale(NamedTuple):
     key_heads: int
     vocabulary: int
     rows: int
-    shortest: int
+    fast_path: int
     middle: int
     longest: int
 
@@ -68,7 +68,7 @@ def measured(device: torch.device, num_steps: int, *, small: bool) -> dict[str, 
     plain_bytes = memfit.profile(model, longest, optimizer=_optimizer(model)).peak_bytes
     # A tiny model's weights and optimizer take most of the memory.
     budget_bytes = int(plain_bytes * (0.65 if small else _BUDGET_SHARE))
-    batches = [_batch(scale, length, device) for length in (scale.shortest, scale.middle, scale.longest)]
+    batches = [_batch(scale, length, device) for length in (scale.fast_path, scale.middle, scale.longest)]
 
     def fitted_by_size(optimizer: Any) -> memfit.Fitted:
         return memfit.fit(model, batches=batches, budget=budget_bytes, optimizer=optimizer)
@@ -179,7 +179,7 @@ def _batch(scale: Scale, length: int, device: torch.device, *, seed: int = 0) ->
 def _lengths(scale: Scale, num_steps: int) -> list[int]:
     """Return random lengths; the longest is among the first, so that its peak is measured however few steps run."""
     generator = random.Random(0)
-    lengths = [generator.randint(scale.shortest, scale.longest) for _ in range(num_steps)]
+    lengths = [generator.randint(scale.fast_path, scale.longest) for _ in range(num_steps)]
     lengths[min(1, num_steps - 1)] = scale.longest
     return lengths
 
@@ -213,5 +213,5 @@ def _print(rows: Sequence[Row], scale: Scale) -> None:
             "as plain" if not any(differences) else f"differ by up to {max(differences):.2g}",
         )
     console = Console(width=160)
-    console.print(f"batches of {scale.rows} rows with {scale.shortest} to {scale.longest} tokens")
+    console.print(f"batches of {scale.rows} rows with {scale.fast_path} to {scale.longest} tokens")
     console.print(table)

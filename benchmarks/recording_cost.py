@@ -15,10 +15,10 @@ import torch
 from gpt import GPT
 from measuring import machine
 
-from memfit.runtime.forward_pass import ForwardPass
-from memfit.runtime.native_tape import engine_name, new_tape
-from memfit.runtime.recorded_modules import Region
-from memfit.runtime.tape import Tape
+from memfit.runtime.engine.forward_pass import ForwardPass
+from memfit.runtime.engine.native_tape import engine_name, new_tape
+from memfit.runtime.engine.planned_modules import PlannedModule
+from memfit.runtime.engine.tape import Tape
 from memfit.runtime.torch_internals import DispatchMode
 
 NUM_RUNS = 400
@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = GPT(1, 32, vocabulary=100)
     block, x = model.blocks[0], torch.randn(1, 16, 32, requires_grad=True)
-    region = Region("blocks.0", model, {f"aten.{op}": True for op in REPLAYED})
+    region = PlannedModule("blocks.0", model, {f"aten.{op}": True for op in REPLAYED})
 
     def under(new: Callable[[], ForwardPass]) -> Callable[[], None]:
         def run() -> None:

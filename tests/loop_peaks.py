@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.runtime.allocation_meter import allocated_peak
-from memfit.runtime.batch_tensors import tensors_of
+from memfit.runtime.applying.batch_tensors import tensors_of
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,6 @@ import memfit
 
 PACKAGE = Path(memfit.__file__).parent
 MOST_FILES = 15
-# Folders that are still to be divided into sub-packages, with the number of files that they may not exceed.
-LARGE_FOLDERS = {"runtime": 28}
 # Each integration has its callback under the same name.
 NAMES_OF_SEVERAL_CLASSES = {"MemfitCallback"}
 # The names of the contract that exist today; names of later releases are added with their features.
@@ -97,7 +95,7 @@ def test_no_two_classes_have_the_same_name() -> None:
 
 def test_no_folder_has_more_than_15_python_files() -> None:
     sizes = {str(folder.relative_to(PACKAGE)): len(list(folder.glob("*.py"))) for folder in [PACKAGE, *sub_packages()]}
-    assert {folder: size for folder, size in sizes.items() if size > LARGE_FOLDERS.get(folder, MOST_FILES)} == {}
+    assert {folder: size for folder, size in sizes.items() if size > MOST_FILES} == {}
 
 
 def test_every_sub_package_has_a_readme() -> None:

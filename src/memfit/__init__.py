@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from memfit.planning.planner import frontier as frontier
     from memfit.planning.planner import plan as plan
     from memfit.profiling import profile as profile
-    from memfit.runtime.apply import Applied as Applied
-    from memfit.runtime.apply import apply as apply
-    from memfit.runtime.apply import remove as remove
+    from memfit.runtime.applying.apply import Applied as Applied
+    from memfit.runtime.applying.apply import apply as apply
+    from memfit.runtime.applying.apply import remove as remove
     from memfit.runtime.chunked_loss.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from memfit.tuning import Tuned as Tuned
     from memfit.tuning import TunedSize as TunedSize
@@ -99,7 +99,7 @@ _HOME_OF = {
     "memfit.graph.plan": ("Decision", "FrontierPoint", "Plan"),
     "memfit.planning.planner": ("frontier", "plan"),
     "memfit.profiling": ("profile",),
-    "memfit.runtime.apply": ("Applied", "apply", "remove"),
+    "memfit.runtime.applying.apply": ("Applied", "apply", "remove"),
     "memfit.graph.verification": ("Verification",),
     "memfit.verification.verifying": ("verify",),
     "memfit.fitted": ("Fitted",),

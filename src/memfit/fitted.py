@@ -20,8 +20,8 @@ from memfit.graph.plan import Plan
 from memfit.graph.size_plans import SizedPlan, SizePlans
 from memfit.graph.verification import Verification
 from memfit.planning.planner import plan as plan_step
-from memfit.runtime.apply import Applied, AppliedBySize
-from memfit.runtime.native_tape import new_tape
+from memfit.runtime.applying.apply import Applied, AppliedBySize
+from memfit.runtime.engine.native_tape import new_tape
 from memfit.units import format_bytes
 
 # A plan that ran out of memory is followed by one for this share of its peak.

@@ -24,10 +24,10 @@ from memfit.planning.planner import plan as plan_step
 from memfit.profiling import profile_of_step, with_compiled_blocks
 from memfit.profiling import refuse_unfit as refuse_unfit_to_profile
 from memfit.progress import Progress, progress_on_terminal
-from memfit.runtime.apply import remove
+from memfit.runtime.applying.apply import remove
 from memfit.runtime.checks.model_changes import checkpointed_in, warn_of_checkpointing
 from memfit.runtime.chunked_loss.language_model_head import head_of
-from memfit.runtime.native_build import build_engine
+from memfit.runtime.native.native_build import build_engine
 from memfit.sizes.fitting_by_size import fit_by_size
 from memfit.units import format_bytes
 from memfit.verification.verifying import faster_of, verify_step

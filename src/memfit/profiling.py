@@ -19,9 +19,9 @@ from memfit.distributed.wrapped_models import refuse_fsdp1
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.progress import Progress, Quiet
+from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.checks.model_changes import warn_of_checkpointing
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks
-from memfit.runtime.forward_wrapping import plans_set_aside
 
 ProfileMode = Literal["real", "fake"]
 

@@ -24,9 +24,9 @@ from memfit.planning.budgets import BudgetLike, HostBudgetLike, budget_in_bytes,
 from memfit.planning.planner import plan as plan_step
 from memfit.profiling import ProfileMode, profile_of_step, refuse_unfit
 from memfit.progress import Progress, progress_on_terminal
-from memfit.runtime.batch_tensors import named_tensors
+from memfit.runtime.applying.batch_tensors import named_tensors
+from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.chunked_loss.language_model_head import head_of
-from memfit.runtime.forward_wrapping import plans_set_aside
 from memfit.sizes.scaled_profiles import ScaledProfiles
 from memfit.units import format_bytes, format_seconds
 from memfit.validation import shown, whole_number

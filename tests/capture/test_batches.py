@@ -20,7 +20,7 @@ import memfit
 from memfit.capture.state.kept_state import KeptState
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
-from memfit.runtime.batch_tensors import named_tensors
+from memfit.runtime.applying.batch_tensors import named_tensors
 from memfit.verification.gradients import gradients_of
 
 

@@ -18,8 +18,8 @@ from memfit.capture.recording import recorder
 from memfit.capture.recording.op_facts import fused_facts_of
 from memfit.capture.recording.step_recording import FusedFacts, OpFacts
 from memfit.graph.model_profile import Phase, RecordedOp, RecordedValue, Replay, Save
-from memfit.runtime.op_rules import op_name, rule_for
-from memfit.runtime.pointwise_ops import can_be_fused
+from memfit.runtime.engine.op_rules import op_name, rule_for
+from memfit.runtime.fusing.pointwise_ops import can_be_fused
 
 RATE = 10.0
 

@@ -18,7 +18,7 @@ from memfit.graph.plan import Decision, Plan
 from memfit.planning.planner import plan_of_all_that_replays, plan_of_every_second_that_replays
 from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
-from memfit.runtime.native_tape import engine_name
+from memfit.runtime.engine.native_tape import engine_name
 
 GPT = BY_NAME["gpt"]
 COSTS = HostCosts(

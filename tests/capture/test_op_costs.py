@@ -114,7 +114,7 @@ def test_what_was_not_timed_is_estimated_from_what_was() -> None:
         "untimed copy": Cost(None, workspace_bytes=9),
     }
     ops = with_costs([recorded() for _ in facts], facts, costs, torch.device("cpu"))
-    # 1010 bytes in 1.01 seconds; 600 FLOPs in 3; nothing that does something is shorter than the shortest.
+    # 1010 bytes in 1.01 seconds; 600 FLOPs in 3; nothing that does something is shorter than the fast_path.
     assert [op.seconds for op in ops] == pytest.approx([0.9, 0.11, 3.0, 4.04, 0.11, 6.0, 0.0])
     assert [op.workspace_bytes for op in ops] == [7, 0, 0, 9, 0, 0, 0]
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.capture.recording.op_facts import facts_of
-from memfit.runtime.op_rules import rule_for
+from memfit.runtime.engine.op_rules import rule_for
 
 
 class AnswerNotes(TorchDispatchMode):

@@ -103,7 +103,7 @@ def test_the_engine_in_use_is_printed_and_why(
     target_file: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEMFIT_NATIVE", "0")
-    from memfit.runtime.native_build import why_not_native
+    from memfit.runtime.native.native_build import why_not_native
 
     assert why_not_native() == "MEMFIT_NATIVE=0"
     monkeypatch.setenv("MEMFIT_NATIVE", "1")

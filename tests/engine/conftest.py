@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from memfit.runtime import native_library, native_tape
+from memfit.runtime.engine import native_tape
+from memfit.runtime.native import native_library
 
 # Slow, or not about the engine alone: these are run once, with the engine that users get.
 RUN_ONCE = {
@@ -26,9 +27,9 @@ RUN_ONCE = {
     "test_profile_keeps_the_model",
     "test_step_comparison",
     "test_unfit_plans",
-    "test_watching",
+    "test_saved_tensor_hooks",
     "test_where_fused",
-    "test_ways_into_regions",
+    "test_fast_path",
 }
 ENGINES = ("C++", "Python")
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.runtime.fused_kernels import KERNEL_NAME, VECTORS_OF_BLOCK, Dialect, FusedKernels
+from memfit.runtime.fusing.fused_kernels import KERNEL_NAME, VECTORS_OF_BLOCK, Dialect, FusedKernels
 
 HOST = Dialect(
     """

@@ -14,8 +14,8 @@ from torch import nn
 import memfit
 from memfit.graph.names import parse_value_name
 from memfit.graph.plan import Decision
-from memfit.runtime.native_build import native_module
-from memfit.runtime.offloading import HostCopies, OffloadedCopy
+from memfit.runtime.engine.offloading import HostCopies, OffloadedCopy
+from memfit.runtime.native.native_build import native_module
 
 NOTHING, SOME, EVERYTHING = 0, 5_000, 2**40
 WINDOWS = (NOTHING, SOME, EVERYTHING)

@@ -11,7 +11,7 @@ from torch import nn
 
 import memfit
 from memfit.calibration.calibrating import UNACCOUNTED
-from memfit.runtime import native_library
+from memfit.runtime.native import native_library
 
 # Tests with the engine in Python replace it.
 _MODULE_IN_CPP = native_library.configured_module

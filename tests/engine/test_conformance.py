@@ -18,11 +18,11 @@ import memfit
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.plan import Decision
-from memfit.runtime.apply import Applied
-from memfit.runtime.event_log import logged_events
-from memfit.runtime.forward_pass import ForwardPass
-from memfit.runtime.native_tape import new_tape
-from memfit.runtime.tape import Tape
+from memfit.runtime.applying.apply import Applied
+from memfit.runtime.engine.event_log import logged_events
+from memfit.runtime.engine.forward_pass import ForwardPass
+from memfit.runtime.engine.native_tape import new_tape
+from memfit.runtime.engine.tape import Tape
 
 TAPES: tuple[Callable[[], ForwardPass], ...] = (new_tape, Tape)
 

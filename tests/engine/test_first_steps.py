@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import memfit
-from memfit.runtime.apply import Applied
-from memfit.runtime.forward_pass import ForwardPass
-from memfit.runtime.native_tape import new_tape
-from memfit.runtime.tape import Tape
+from memfit.runtime.applying.apply import Applied
+from memfit.runtime.engine.forward_pass import ForwardPass
+from memfit.runtime.engine.native_tape import new_tape
+from memfit.runtime.engine.tape import Tape
 
 WIDTH, LENGTH, BATCH = 16, 32, 4
 

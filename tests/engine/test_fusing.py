@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memfit
-from memfit.runtime.native_build import native_module
-from memfit.runtime.native_tape import NativeTape, new_tape
-from memfit.runtime.pointwise_ops import POINTWISE_OPS
-from memfit.runtime.recorded_modules import Region
+from memfit.runtime.engine.native_tape import NativeTape, new_tape
+from memfit.runtime.engine.planned_modules import PlannedModule
+from memfit.runtime.fusing.pointwise_ops import POINTWISE_OPS
+from memfit.runtime.native.native_build import native_module
 
 Forward = Callable[..., Tensor]
 
@@ -57,7 +57,7 @@ def loss_where_dropped(forward: Forward, leaves: list[Tensor], dropped: tuple[st
     tape = new_tape()
     assert isinstance(tape, NativeTape)
     try:
-        result = tape.run(Region("", nn.Identity(), dict.fromkeys(dropped, True)), forward, tuple(leaves), {})
+        result = tape.run(PlannedModule("", nn.Identity(), dict.fromkeys(dropped, True)), forward, tuple(leaves), {})
     finally:
         tape.close()
     return result.float().square().sum()
@@ -220,7 +220,7 @@ class Ops(TorchDispatchMode):
 def test_who_looks_on_sees_each_op(kernels: HostKernels) -> None:
     x = numbers(16).requires_grad_()
     tape = new_tape()
-    result = tape.run(Region("", nn.Identity(), {"aten.mul": True}), lambda x: ((x * x) * x).sin(), (x,), {})
+    result = tape.run(PlannedModule("", nn.Identity(), {"aten.mul": True}), lambda x: ((x * x) * x).sin(), (x,), {})
     tape.close()
     with Ops() as ops:
         result.sum().backward()
@@ -253,8 +253,8 @@ def test_what_would_take_more_memory_at_once_is_replayed_op_by_op(kernels: HostK
 def test_a_written_input_is_an_error_as_ever(kernels: HostKernels) -> None:
     x, other = numbers(16).requires_grad_(), numbers(16)
     tape = new_tape()
-    region = Region("", nn.Identity(), {"aten.mul": True})
-    result = tape.run(region, lambda x: ((x * other) * other).sin(), (x,), {})
+    planned = PlannedModule("", nn.Identity(), {"aten.mul": True})
+    result = tape.run(planned, lambda x: ((x * other) * other).sin(), (x,), {})
     tape.close()
     other.add_(1)
     with pytest.raises(memfit.errors.StaleValueError, match="was changed between"):

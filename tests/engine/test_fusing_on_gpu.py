@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import memfit
-from memfit.runtime import fusing
-from memfit.runtime.native_build import native_module
-from memfit.runtime.pointwise_ops import POINTWISE_OPS
+from memfit.runtime.fusing import fusing
+from memfit.runtime.fusing.pointwise_ops import POINTWISE_OPS
+from memfit.runtime.native.native_build import native_module
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit.runtime.allocation_meter import AllocationMeter, allocated_peak
-from memfit.runtime.native_build import native_module
+from memfit.runtime.native.native_build import native_module
 
 WIDTH = 64
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def step_peak(model: nn.Module, batch: Tensor) -> int:
 
 
 def bytes_saved_by(model: nn.Module, batch: Tensor) -> int:
-    """Return what lives between forward and backward: all that autograd, or a recipe, keeps."""
+    """Return what lives between forward and backward: all that autograd, or a record, keeps."""
     with AllocationMeter() as meter:
         loss = model(batch)
         assert loss.requires_grad
@@ -205,24 +205,24 @@ def test_ops_outside_planned_regions_are_not_listened_to(engine: str, monkeypatc
     assert plan.hooked_modules == ("blocks.3.down",)
     heard: list[str] = []
     if engine == "Python":
-        listen = memfit.runtime.tape.Tape.__torch_dispatch__
+        listen = memfit.runtime.engine.tape.Tape.__torch_dispatch__
 
         def listening(self: object, op: object, *args: object, **kwargs: object) -> object:
             heard.append(str(op))
             return listen(self, op, *args, **kwargs)
 
-        monkeypatch.setattr(memfit.runtime.tape.Tape, "__torch_dispatch__", listening)
+        monkeypatch.setattr(memfit.runtime.engine.tape.Tape, "__torch_dispatch__", listening)
         with memfit.apply(model, plan):
             model(batch).backward()
         assert heard == ["aten.gelu.default"]
         return
     native = native_module()
     for name, module in model.named_modules():
-        module.register_forward_pre_hook(lambda *_, name=name: heard.append(name) if native.is_listening() else None)
+        module.register_forward_pre_hook(lambda *_, name=name: heard.append(name) if native.is_recording() else None)
     activation = model.blocks[3].activation
     forward = activation.forward
     # Hooks run around what stands in for forward; this runs inside it.
-    activation.forward = lambda x: (heard.append(f"inside: {native.is_listening()}"), forward(x))[1]
+    activation.forward = lambda x: (heard.append(f"inside: {native.is_recording()}"), forward(x))[1]
     with memfit.apply(model, plan):
         model(batch).backward()
     assert heard == ["inside: True"]

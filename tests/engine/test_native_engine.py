@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import memfit
-from memfit.runtime import native_build
-from memfit.runtime.forward_pass import ForwardPass
-from memfit.runtime.native_build import native_module
-from memfit.runtime.native_tape import NativeTape, new_tape
-from memfit.runtime.op_rules import OpRule, Treatment, rule_for
-from memfit.runtime.recorded_modules import Fate, Region
-from memfit.runtime.tape import Tape
+from memfit.runtime.engine.forward_pass import ForwardPass
+from memfit.runtime.engine.native_tape import NativeTape, new_tape
+from memfit.runtime.engine.op_rules import OpRule, Treatment, rule_for
+from memfit.runtime.engine.planned_modules import Fate, PlannedModule
+from memfit.runtime.engine.tape import Tape
+from memfit.runtime.native import native_build
+from memfit.runtime.native.native_build import native_module
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_hooks_around_the_model_are_served_by_the_tape_in_python() -> None:
 def test_where_somebody_listens_already_the_tape_is_in_python() -> None:
     kinds: list[type] = []
     tape = new_tape()
-    tape.run(Region("", nn.Identity(), {}, watches=False), lambda: kinds.append(type(new_tape())), (), {})
+    tape.run(PlannedModule("", nn.Identity(), {}, hooks_saves=False), lambda: kinds.append(type(new_tape())), (), {})
     tape.close()
     assert kinds == [Tape]
 
@@ -146,7 +146,7 @@ def test_a_profile_has_the_ops_that_the_engine_in_cpp_sees() -> None:
         tape.report = reported.append
         return tape
 
-    with memfit.runtime.apply.Applied(model, plan, made):
+    with memfit.runtime.applying.apply.Applied(model, plan, made):
         model(x).sum().backward()
     assert reported == [True]
 
@@ -162,7 +162,7 @@ def test_a_chain_of_dropped_values_of_any_length_is_let_go() -> None:
             y = y.neg()
         return y * y
 
-    result = tape.run(Region("", nn.Identity(), {"aten.neg": True}), forward, (), {})
+    result = tape.run(PlannedModule("", nn.Identity(), {"aten.neg": True}), forward, (), {})
     tape.close()
     del result
 
@@ -195,7 +195,7 @@ def test_what_is_let_through_is_a_view_and_the_usual_ops_write_to_their_first_ar
 
 
 def test_calls_with_tensors_without_memory_are_not_counted() -> None:
-    region = Region("", nn.Identity(), {"aten.mul": (Fate.DROP,)}, num_calls={"aten.mul": 1})
+    planned = PlannedModule("", nn.Identity(), {"aten.mul": (Fate.DROP,)}, num_calls={"aten.mul": 1})
     weight = torch.full((8,), 1.25, requires_grad=True)
 
     def forward() -> Tensor:
@@ -206,6 +206,6 @@ def test_calls_with_tensors_without_memory_are_not_counted() -> None:
     tape = new_tape()
     reports: list[bool] = []
     tape.report = reports.append
-    tape.run(region, forward, (), {}).backward()
+    tape.run(planned, forward, (), {}).backward()
     tape.close()
     assert reports == [True]

@@ -271,7 +271,7 @@ def test_an_op_may_have_outputs_of_every_fate(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_replayed_may_start_from_what_was_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autograd itself saves none of what is offloaded here: only recipes read it."""
+    """Autograd itself saves none of what is offloaded here: only records read it."""
     model = Computed(lambda x, w: ((x * w) + 1).sin(), numbers())
     plan = plan_by_op(model, numbers(), offload=["aten.mul"], recompute=["aten.add"])
     copies = NotedCopies(monkeypatch)

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.engine.noted_streams import VALUE_BYTES, NotedStreams, StreamsOfCpp, noted_streams_of
+from tests.engine.logged_streams import VALUE_BYTES, NotedStreams, StreamsOfCpp, logged_streams_of
 from torch import Tensor, nn
 
 from memfit.errors import StaleValueError
-from memfit.runtime.native_tape import new_offloading
-from memfit.runtime.offloading import HostCopies, OffloadedCopy
-from memfit.runtime.recorded_modules import Place
+from memfit.runtime.engine.native_tape import new_offloading
+from memfit.runtime.engine.offloading import HostCopies, OffloadedCopy
+from memfit.runtime.engine.planned_modules import Place
 
 
 @pytest.fixture
 def streams(engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[NotedStreams]:
-    with noted_streams_of(engine, monkeypatch) as noted:
+    with logged_streams_of(engine, monkeypatch) as noted:
         yield noted
 
 

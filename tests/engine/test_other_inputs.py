@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import memfit
 from memfit.graph.inputs import Input, difference_in_words
-from memfit.runtime.model_inputs import inputs_of
+from memfit.runtime.applying.model_inputs import inputs_of
 
 
 class Masked(nn.Module):

@@ -201,7 +201,7 @@ def test_trap_02_an_output_that_outlives_the_step_holds_nothing_else() -> None:
         assert meter.live_bytes == output.nbytes
 
 
-# 3. One op with several outputs is one recipe.
+# 3. One op with several outputs is one record.
 
 
 def test_trap_03_one_replay_fills_all_outputs_of_an_op() -> None:
@@ -250,7 +250,7 @@ def test_trap_04_a_long_chain_replays_without_recursion_each_op_once() -> None:
     assert ops.counts["aten.mm.default"] == 2  # once replayed, once for the gradient of the weight
 
 
-# 5. What a recipe needs is copied before it is written, or the error names it.
+# 5. What a record needs is copied before it is written, or the error names it.
 
 
 def test_trap_05_a_value_about_to_be_written_is_copied_first() -> None:
@@ -517,7 +517,7 @@ def test_trap_10_a_part_of_the_graph_only() -> None:
         assert torch.equal(partial(), plain)
 
 
-# 11. Other machinery inside a planned region.
+# 11. Other machinery inside a planned planned.
 
 
 def test_trap_11_a_compiled_block_stays_compiled() -> None:

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memfit.runtime.native_tape import new_tape
-from memfit.runtime.recorded_modules import Fate, Region
+from memfit.runtime.engine.native_tape import new_tape
+from memfit.runtime.engine.planned_modules import Fate, PlannedModule
 
 
-def loss_by_tape(region: Region, forward: Callable[[], Tensor]) -> tuple[Tensor, bool]:
-    """Return the loss, and whether the tape heard what the region expects."""
+def loss_by_tape(planned: PlannedModule, forward: Callable[[], Tensor]) -> tuple[Tensor, bool]:
+    """Return the loss, and whether the tape heard what the planned expects."""
     tape = new_tape()
     reports: list[bool] = []
     tape.report = reports.append
-    loss = tape.run(region, forward, (), {})
+    loss = tape.run(planned, forward, (), {})
     tape.close()
     return loss, reports == [True]
 
@@ -26,7 +26,7 @@ def test_calls_that_drop_nothing_are_counted_and_the_others_dropped() -> None:
     """Of five products the second and the fourth; the views between are no calls of anything."""
     weight = torch.full((8,), 1.25, requires_grad=True)
     fates = (Fate.SAVE, Fate.DROP, Fate.SAVE, Fate.DROP, Fate.SAVE)
-    region = Region("", nn.Identity(), {"aten.mul": fates}, num_calls={"aten.mul": 5})
+    planned = PlannedModule("", nn.Identity(), {"aten.mul": fates}, num_calls={"aten.mul": 5})
     is_freed: list[bool] = []
 
     def forward() -> Tensor:
@@ -42,7 +42,7 @@ def test_calls_that_drop_nothing_are_counted_and_the_others_dropped() -> None:
     assert not any(is_freed)
     expected, weight.grad = weight.grad, None
     is_freed.clear()
-    loss, is_as_planned = loss_by_tape(region, forward)
+    loss, is_as_planned = loss_by_tape(planned, forward)
     assert is_as_planned
     loss.backward()
     assert torch.equal(weight.grad, expected)
@@ -64,7 +64,7 @@ def test_calls_that_drop_nothing_are_counted_and_the_others_dropped() -> None:
 )
 def test_what_a_recipe_reads_is_copied_before_it_is_written(write: Callable[[Tensor], Tensor]) -> None:
     weight = torch.linspace(-1.0, 1.0, 8, requires_grad=True)
-    region = Region("", nn.Identity(), {"aten.exp": True})
+    planned = PlannedModule("", nn.Identity(), {"aten.exp": True})
 
     def forward() -> Tensor:
         read = weight * 1.5
@@ -75,6 +75,6 @@ def test_what_a_recipe_reads_is_copied_before_it_is_written(write: Callable[[Ten
 
     forward().backward()
     expected, weight.grad = weight.grad, None
-    loss, _ = loss_by_tape(region, forward)
+    loss, _ = loss_by_tape(planned, forward)
     loss.backward()
     assert torch.equal(weight.grad, expected)

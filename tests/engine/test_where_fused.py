@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from memfit.runtime import fusing, native_library, native_tape
+from memfit.runtime.engine import native_tape
+from memfit.runtime.fusing import fusing
+from memfit.runtime.native import native_library
 
 PROGRAM = "bf16 flat;aten._to_copy f32 kept i0;"
 

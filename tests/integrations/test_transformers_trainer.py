@@ -16,7 +16,7 @@ from tests.integrations.step_peaks import StepPeaks
 from transformers import Trainer, TrainerCallback
 
 from memfit.integrations.transformers import MemfitCallback
-from memfit.runtime.forward_wrapping import is_wrapped
+from memfit.runtime.applying.forward_wrapping import is_wrapped
 
 # torch and the frameworks warn of each other.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -33,16 +33,16 @@ class Chain:
 
     def forward(self, activation: Array, layer: int) -> Array:
         self.forward_layers.append(layer)
-        self._watch()
+        self._saved_tensor_hooks()
         return np.tanh(self.weight(layer) @ activation + 0.01 * layer)
 
     def vjp(self, activation: Array, layer: int, gradient: Array) -> Array:
         self.reversed_layers.append(layer)
-        self._watch()
+        self._saved_tensor_hooks()
         output = np.tanh(self.weight(layer) @ activation + 0.01 * layer)
         return self.weight(layer).T @ (gradient * (1 - output**2))
 
-    def _watch(self) -> None:
+    def _saved_tensor_hooks(self) -> None:
         if self.hooked_modules is not None:
             self.most_slots = max(self.most_slots, self.hooked_modules.num_checkpoints)
 

@@ -1,6 +1,6 @@
 """The engine's memory, object by object: the oracle for the simulator.
 
-Nothing is computed here. Buffers, held tensors, dropped values and recipes are Python objects that refer to each other
+Nothing is computed here. Buffers, held tensors, dropped values and records are Python objects that refer to each other
 as those of ``memfit.runtime`` do, and a buffer takes its bytes off the ledger when the last reference to it is gone.
 """
 
@@ -47,8 +47,8 @@ class HeldTensor:
 
 
 class DroppedValue:
-    def __init__(self, recipe: Recipe, value: int) -> None:
-        self.recipe: Recipe | None = recipe
+    def __init__(self, record: ReplayRecord, value: int) -> None:
+        self.record: ReplayRecord | None = record
         self.value = value
         self.buffer: Buffer | None = None
         self.num_uses = 0
@@ -63,8 +63,8 @@ class DroppedUse:
 
 
 @dataclass
-class Recipe:
-    """``number`` tells in which order recipes were written."""
+class ReplayRecord:
+    """``number`` tells in which order records were written."""
 
     number: int
     op_index: int
@@ -118,15 +118,15 @@ class ReferenceEngine:
     def _run_op(self, index: int) -> None:
         op, values = self.profile.ops[index], self.profile.values
         outputs = [output for output in op.outputs if output is not None]
-        recipe: Recipe | None = None
+        record: ReplayRecord | None = None
         if op.phase is Phase.FORWARD:
             for value in op.rewrites:
                 self._copy_held(value)
         if any(output in self.recomputed for output in outputs):
             sources = [self._source(value) for value in op.inputs]
             rewritten = self.program[values[op.rewrites[0]].storage].dropped if op.rewrites else None
-            recipe = self._new_recipe(index, sources)
-            recipe.rewritten = rewritten if op.rewrites and op.rewrites[0] in op.inputs else None
+            record = self._new_recipe(index, sources)
+            record.rewritten = rewritten if op.rewrites and op.rewrites[0] in op.inputs else None
         for value in outputs:
             if values[value].storage not in self.program:
                 self.program[values[value].storage] = Storage(Buffer(self.ledger, values[value].num_bytes))
@@ -135,9 +135,9 @@ class ReferenceEngine:
             storage = self.program[values[value].storage]
             storage.dropped = None
             if value in self.recomputed:
-                assert recipe is not None
-                storage.dropped = DroppedValue(recipe, value)
-                recipe.outputs.append(weakref.ref(storage.dropped))
+                assert record is not None
+                storage.dropped = DroppedValue(record, value)
+                record.outputs.append(weakref.ref(storage.dropped))
             if value in self.offloaded:
                 storage.dropped = self._send(index, value, storage)
             for save in values[value].saves:
@@ -146,9 +146,9 @@ class ReferenceEngine:
                 handle = DroppedUse(storage.dropped) if storage.dropped and is_heard else HeldTensor(storage)
                 self.saves.append((save, value, handle))
 
-    def _new_recipe(self, index: int, sources: list[HeldTensor | DroppedUse]) -> Recipe:
+    def _new_recipe(self, index: int, sources: list[HeldTensor | DroppedUse]) -> ReplayRecord:
         self.num_recipes += 1
-        return Recipe(self.num_recipes, index, sources)
+        return ReplayRecord(self.num_recipes, index, sources)
 
     def _send(self, index: int, value: int, storage: Storage) -> DroppedValue:
         fetch = self._new_recipe(index, [])
@@ -196,47 +196,47 @@ class ReferenceEngine:
         return held
 
     def _replay(self, dropped: DroppedValue) -> None:
-        assert dropped.recipe is not None
+        assert dropped.record is not None
         self._fetch_ahead()
-        needed = {dropped.recipe.number: dropped.recipe}
-        stack = [dropped.recipe]
+        needed = {dropped.record.number: dropped.record}
+        stack = [dropped.record]
         while stack:
             for source in stack.pop().sources:
-                if isinstance(source, DroppedUse) and source.dropped.recipe is not None:
-                    recipe = source.dropped.recipe
-                    if recipe.number not in needed:
-                        needed[recipe.number] = recipe
-                        stack.append(recipe)
-                    del recipe
+                if isinstance(source, DroppedUse) and source.dropped.record is not None:
+                    record = source.dropped.record
+                    if record.number not in needed:
+                        needed[record.number] = record
+                        stack.append(record)
+                    del record
                 del source
         pending = [needed[number] for number in sorted(needed, reverse=True)]
         needed.clear()
         while pending:
-            recipe = pending.pop()
-            self._run_recipe(recipe)
-            del recipe
+            record = pending.pop()
+            self._run_recipe(record)
+            del record
 
-    def _run_recipe(self, recipe: Recipe) -> None:
-        op, values = self.profile.ops[recipe.op_index], self.profile.values
-        coming = recipe.outputs[0]()
+    def _run_recipe(self, record: ReplayRecord) -> None:
+        op, values = self.profile.ops[record.op_index], self.profile.values
+        coming = record.outputs[0]()
         if coming is not None and coming.value in self.offloaded:
             coming.buffer = coming.arriving or Buffer(self.ledger, self._size(coming))
-            coming.arriving = coming.recipe = None
+            coming.arriving = coming.record = None
             self.ledger.note()
             return
-        self.replayed.append(recipe.op_index)
+        self.replayed.append(record.op_index)
         buffers: dict[int, Buffer] = {}
         for output in op.outputs:
             if output is None:
                 continue
-            if recipe.rewritten is not None and output == op.outputs[0] and recipe.rewritten.num_uses == 1:
-                assert recipe.rewritten.buffer is not None
-                buffers[output] = recipe.rewritten.buffer
+            if record.rewritten is not None and output == op.outputs[0] and record.rewritten.num_uses == 1:
+                assert record.rewritten.buffer is not None
+                buffers[output] = record.rewritten.buffer
             else:
                 buffers[output] = Buffer(self.ledger, values[output].num_bytes)
         self.ledger.note(op.workspace_bytes)
-        for reference in recipe.outputs:
+        for reference in record.outputs:
             dropped = reference()
             if dropped is not None and dropped.buffer is None:
                 dropped.buffer = buffers[dropped.value]
-                dropped.recipe = None
+                dropped.record = None

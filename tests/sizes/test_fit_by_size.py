@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import memfit
 from memfit.models import gpt
 from memfit.runtime.allocation_meter import allocated_peak
-from memfit.runtime.forward_wrapping import plans_set_aside
+from memfit.runtime.applying.forward_wrapping import plans_set_aside
 
 CPU = torch.device("cpu")
 SHORTEST, LONGEST = 16, 128
@@ -50,8 +50,8 @@ def model() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def budget_bytes(model: nn.Module) -> int:
-    shortest, longest = (plain_peak_bytes(model, length) for length in (SHORTEST, LONGEST))
-    return shortest + (longest - shortest) // 2
+    fast_path, longest = (plain_peak_bytes(model, length) for length in (SHORTEST, LONGEST))
+    return fast_path + (longest - fast_path) // 2
 
 
 @pytest.fixture(scope="module")

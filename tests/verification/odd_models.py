@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memfit.runtime.forward_wrapping import WrappedForward
+from memfit.runtime.applying.forward_wrapping import WrappedForward
 
 
 def is_of_a_plan(runner: object) -> bool:
     """Tell it from those that stand around forwards while a step is profiled; the way in that is in C++ is a plan's."""
-    return isinstance(runner, BuiltinFunctionType) or getattr(runner, "__module__", None) == "memfit.runtime.apply"
+    return (
+        isinstance(runner, BuiltinFunctionType)
+        or getattr(runner, "__module__", None) == "memfit.runtime.applying.apply"
+    )
 
 
 class Chain(nn.Module):

@@ -12,7 +12,7 @@ from tests.engine.zoo.gpt import gpt
 from tests.verification.odd_models import Chain, DoublesUnderAPlan, NeedsAPlan, NeverTheSame
 
 import memfit
-from memfit.runtime.forward_wrapping import is_wrapped
+from memfit.runtime.applying.forward_wrapping import is_wrapped
 from memfit.verification.verifying import verify
 
 

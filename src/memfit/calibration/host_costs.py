@@ -22,8 +22,8 @@ from memfit.planning.planner import plan_of_every_second_that_replays
 from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
 from memfit.planning.step.step_time import Seconds, device_seconds, seconds_in_a_row
-from memfit.runtime.apply import Applied
-from memfit.runtime.native_tape import engine_name, new_tape
+from memfit.runtime.applying.apply import Applied
+from memfit.runtime.engine.native_tape import engine_name, new_tape
 
 # Medians of the ten committed profiles (H200, engine in C++); the engine in Python on tensors of one element.
 TYPICAL_SECONDS = {

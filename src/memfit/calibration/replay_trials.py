@@ -24,13 +24,13 @@ from memfit.graph.model_profile import ModelProfile, Phase
 from memfit.graph.outline import Address
 from memfit.graph.plan import Plan
 from memfit.planning.planner import plan_of_all_that_replays, plan_of_what_leaves_blocks
-from memfit.runtime.apply import Applied
-from memfit.runtime.call_arguments import is_strided, tensors_in
-from memfit.runtime.op_rules import OpRule, Treatment, rule_for
-from memfit.runtime.recorded_modules import FatePattern
-from memfit.runtime.replay import read
-from memfit.runtime.tape import Tape
-from memfit.runtime.values import NOTES, DroppedUse, DroppedValue, Source, geometry_of
+from memfit.runtime.applying.apply import Applied
+from memfit.runtime.engine.call_arguments import is_strided, tensors_in
+from memfit.runtime.engine.op_rules import OpRule, Treatment, rule_for
+from memfit.runtime.engine.planned_modules import FatePattern
+from memfit.runtime.engine.replay import read
+from memfit.runtime.engine.tape import Tape
+from memfit.runtime.engine.values import NOTES, DroppedUse, DroppedValue, Source, geometry_of
 
 # Each trial finds the first values of a chain that differ; models with more than a few links of such are not known.
 _MAX_TRIALS = 6
@@ -143,8 +143,8 @@ class CalibratingTape(Tape):
 
     def _drop(self, storage: torch.UntypedStorage, value: DroppedValue, version: int) -> None:
         assert self._this_call is not None
-        assert value.recipe is not None
-        position = next(position for position, output in value.recipe.outputs if output() is value)
+        assert value.record is not None
+        position = next(position for position, output in value.record.outputs if output() is value)
         self._output_of[value] = OpOutput(self._this_call, position)
         super()._drop(storage, value, version)
 

@@ -34,10 +34,10 @@ from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import bare_model
 from memfit.errors import MemfitError
 from memfit.graph.model_profile import ModelProfile
-from memfit.runtime.batch_tensors import tensors_of
+from memfit.runtime.applying.batch_tensors import tensors_of
+from memfit.runtime.applying.fingerprint import fingerprint_of
+from memfit.runtime.applying.model_inputs import noting_inputs
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks_as_in
-from memfit.runtime.fingerprint import fingerprint_of
-from memfit.runtime.model_inputs import noting_inputs
 from memfit.runtime.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,

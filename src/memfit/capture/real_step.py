@@ -36,9 +36,9 @@ from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import bare_model, num_warm_up_steps, warn_of_dtensors
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue
 from memfit.runtime.allocation_meter import allocated_peak
-from memfit.runtime.fingerprint import fingerprint_of
-from memfit.runtime.model_inputs import noting_inputs
-from memfit.runtime.native_tape import fuses_on
+from memfit.runtime.applying.fingerprint import fingerprint_of
+from memfit.runtime.applying.model_inputs import noting_inputs
+from memfit.runtime.engine.native_tape import fuses_on
 
 # Ops are timed for this long, or for as long as this many steps take, whichever is longer.
 _OP_TIMING_SECONDS = 1.0

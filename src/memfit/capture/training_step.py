@@ -18,8 +18,8 @@ from memfit.distributed.ranks import Ranks, ranks_of
 from memfit.distributed.wrapped_models import bare_model
 from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import Phase
-from memfit.runtime.batch_tensors import tensors_of
-from memfit.runtime.call_arguments import tensors_in
+from memfit.runtime.applying.batch_tensors import tensors_of
+from memfit.runtime.engine.call_arguments import tensors_in
 
 PhaseObserver = Callable[[Phase], object]
 

@@ -35,8 +35,8 @@ def target_to_run(text: str, arguments: Sequence[str] | None) -> Target:
 
 def engine_in_words() -> str:
     """Return which engine records and replays here, and why where it is the slower one."""
-    from memfit.runtime.native_build import why_not_native
-    from memfit.runtime.native_tape import engine_name
+    from memfit.runtime.engine.native_tape import engine_name
+    from memfit.runtime.native.native_build import why_not_native
 
     name = engine_name()
     if name == "C++":
@@ -47,7 +47,7 @@ def engine_in_words() -> str:
 def profiled(target: Target, *, fake: bool) -> ModelProfile:
     """Return the profile of the TARGET's step, run for real or on fake tensors."""
     from memfit.profiling import profile
-    from memfit.runtime.native_build import build_engine
+    from memfit.runtime.native.native_build import build_engine
 
     with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
         build_engine(progress)
@@ -67,7 +67,7 @@ def frontier_of(profile: ModelProfile, num_points: int, host_budget: int | str =
 
 def verified(target: Target, plan: Plan) -> Verification:
     """Return what ``plan`` does to the TARGET's step."""
-    from memfit.runtime.native_build import build_engine
+    from memfit.runtime.native.native_build import build_engine
     from memfit.verification.verifying import verify
 
     with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memfit.errors import InvalidParameterError
-from memfit.runtime.batch_tensors import tensors_of
+from memfit.runtime.applying.batch_tensors import tensors_of
 
 _NUM_BATCHES = 8
 

@@ -1,4 +1,4 @@
-"""Measures the memory of a step by what torch's allocators hand out and take back.
+"""Measures the memory of a step by the events of torch's allocators.
 
 CUDA's allocator has statistics. That of the CPU reports each allocation and each free to the profiler of the thread,
 and to the threads of autograd that work for it. `AllocationMeter` takes the profiler's place, so that nothing changes
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from memfit.errors import MemfitError
-from memfit.runtime.call_arguments import is_strided
-from memfit.runtime.native_build import native_allocation_meter
-from memfit.runtime.storage_attribute import StorageAttribute
+from memfit.runtime.engine.call_arguments import is_strided
+from memfit.runtime.engine.storage_attribute import StorageAttribute
+from memfit.runtime.native.native_build import native_allocation_meter
 from memfit.runtime.torch_internals import profilers_paused, record_free, recorded_memory_events
 
 _CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def allocated_peak(step: Callable[[], object], device: torch.device, held: Itera
         step()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device)
-    # What is freed during the step must not be held here: an iterator at its end holds nothing.
+    # Nothing that the step frees may be held here: an exhausted iterator holds nothing.
     held = iter(held)
     if native_allocation_meter() is None:
         return _run_profiled(step, held).peak_bytes
@@ -58,7 +58,7 @@ def allocated_inside(call: Callable[[], object]) -> tuple[Any, int]:
 
 
 class AllocationMeter:
-    """Counts, inside its block, the bytes that torch's CPU allocator has handed out in this thread and its autograd.
+    """Counts, inside its block, the bytes that torch's CPU allocator allocates in this thread and in its autograd.
 
     The storages of ``held`` count from the beginning, until they are freed. It needs the library of
     `native_allocation_meter`.
@@ -77,16 +77,16 @@ class AllocationMeter:
 
     @property
     def live_bytes(self) -> int:
-        """What is allocated now; after the block, what was at its end."""
+        """The bytes allocated now; after the block, those at its end."""
         return self._last_bytes if self._active is None else self._library.memfit_meter_live_bytes(self._active)
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was allocated until now, since the beginning or the last `restart_peak`."""
+        """The most bytes allocated since the beginning or the last `restart_peak`."""
         return self._peak_bytes if self._active is None else self._library.memfit_meter_peak_bytes(self._active)
 
     def restart_peak(self) -> None:
-        """Let the peak be what is allocated now."""
+        """Restart the peak at the bytes allocated now."""
         if self._active is not None:
             self._library.memfit_meter_restart_peak(self._active)
 
@@ -161,7 +161,7 @@ def _run_profiled(call: Callable[[], object], held: Iterable[Tensor]) -> _Alloca
         if event.address is None:
             live_bytes += event.num_bytes
             continue
-        # What was there before the call records its own end; an address that comes again was freed unreported.
+        # Storages from before the call report their own end; an address that is allocated again was freed unreported.
         live_bytes -= sizes.pop(event.address, 0)
         if event.num_bytes > 0:
             sizes[event.address] = event.num_bytes

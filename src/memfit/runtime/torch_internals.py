@@ -1,4 +1,4 @@
-"""The few names of torch that are not public, each with the releases it was checked on. Nothing else lives here.
+"""The names of torch that are not public, and nothing else.
 
 Checked on torch 2.11.0 (CUDA) and 2.13.0 (CPU).
 """
@@ -71,7 +71,7 @@ def is_fake_mode_active() -> bool:
 
 def outer_saved_tensors_hooks() -> tuple[PackHook, UnpackHook] | None:
     """Return the saved-tensor hooks in force, or None. torch itself only ever calls the innermost pair."""
-    # The argument asks for the hooks even while tracing, which never happens here.
+    # The argument includes the hooks while tracing, which never happens here.
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
@@ -99,18 +99,18 @@ def negated_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def keep_gpu_busy(num_cycles: int) -> None:
-    """Let the GPU spin, so that what is launched meanwhile runs back to back afterwards."""
+    """Keep the GPU busy, so that ops launched meanwhile run back-to-back afterwards."""
     torch.cuda._sleep(num_cycles)
 
 
 def unseen_by_dispatch_modes() -> AbstractContextManager[object]:
-    """Return a context in which no dispatch mode sees what is run."""
+    """Return a context in which ops are hidden from dispatch modes."""
     guard: AbstractContextManager[object] = torch._C._DisableTorchDispatch()
     return guard
 
 
 def detached_alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor.detach()``, unseen by any dispatch mode. To be called where autograd is in force."""
+    """Return ``tensor.detach()``, hidden from dispatch modes. To be called above autograd."""
     with unseen_by_dispatch_modes():
         return tensor.detach()
 
@@ -118,7 +118,7 @@ def detached_alias(tensor: torch.Tensor) -> torch.Tensor:
 def detached_alias_below_autograd(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor.detach()`` from within ``__torch_dispatch__``, sharing the tensor's version counter.
 
-    Below autograd a plain ``detach()`` gets a counter of its own, and a later write would go unnoticed.
+    Below autograd a plain ``detach()`` gets a counter of its own, and later writes would not be noticed.
     """
     # The guard behind the public torch.overrides.enable_reentrant_dispatch, without that one's generator.
     with torch._C._RestorePythonTLSSnapshot(), unseen_by_dispatch_modes():  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ def storageless(cls: type[torch.Tensor], shape: torch.Size, dtype: torch.dtype, 
 @contextmanager
 def profilers_paused() -> Iterator[None]:
     """Let a profiler that is active in this thread record nothing inside the block."""
-    # Recording ops looks for the profiler where a meter of memory stands instead.
+    # An allocation meter takes the profiler's place, where the recording of ops would look for the profiler.
     is_profiling = torch._C._autograd._profiler_enabled()
     if is_profiling:
         torch._C._autograd._enable_record_function(False)
@@ -172,7 +172,7 @@ def record_free(num_bytes: int) -> None:
 
 @contextmanager
 def recorded_memory_events() -> Iterator[list[MemoryEvent]]:
-    """Record what the CPU's allocator reports inside the block; the list is filled at its end, in order of time."""
+    """Record the events of the CPU's allocator inside the block; the list is filled at its end, in order of time."""
     events: list[MemoryEvent] = []
     with torch.autograd.profiler.profile(use_cpu=True, profile_memory=True) as profiler:
         yield events

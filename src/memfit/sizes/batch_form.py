@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memfit.capture.step_arguments import StepArguments
 from memfit.errors import InvalidParameterError, MemfitError
-from memfit.runtime.batch_tensors import named_tensors
+from memfit.runtime.applying.batch_tensors import named_tensors
 from memfit.validation import shown
 
 

@@ -12,7 +12,7 @@ from memfit.graph.method_result import MethodResult
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Quartiles
 from memfit.progress import Progress, Quiet
-from memfit.runtime.forward_wrapping import plans_set_aside
+from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.verification.gradients import difference_between
 from memfit.verification.methods import Way as Method
 from memfit.verification.methods import checkpointed, plain, planned

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from memfit.capture.state.bits import same_bits
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.local_tensors import local_tensor
-from memfit.runtime.batch_tensors import tensors_of
+from memfit.runtime.applying.batch_tensors import tensors_of
 
 # Smaller ones are compared on the host before they would have been copied.
 _FEWEST_MOVED = 2**16

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memfit.graph.plan import Plan
-from memfit.runtime.apply import apply
-from memfit.runtime.forward_wrapping import Forward, wrap_forward
+from memfit.runtime.applying.apply import apply
+from memfit.runtime.applying.forward_wrapping import Forward, wrap_forward
 
 Way = Callable[[nn.Module], AbstractContextManager[object]]
 """Given the model, returns the block inside which its steps run that way."""

@@ -18,7 +18,7 @@ from memfit.distributed.wrapped_models import num_warm_up_steps
 from memfit.graph.inputs import Input
 from memfit.progress import Progress
 from memfit.runtime.allocation_meter import allocated_peak
-from memfit.runtime.model_inputs import noting_inputs
+from memfit.runtime.applying.model_inputs import noting_inputs
 from memfit.verification.gradients import Gradients, gradients_of, gradients_of_run
 from memfit.verification.methods import Way
 

@@ -19,9 +19,9 @@ from memfit.graph.inputs import growth_in_words
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Quartiles, Verification, worst_of
 from memfit.progress import Progress, Quiet
+from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.checks.input_check import warn_of_larger_inputs
 from memfit.runtime.chunked_loss.language_model_head import noting_type_of_logits
-from memfit.runtime.forward_wrapping import plans_set_aside
 from memfit.units import format_bytes
 from memfit.verification.gradients import GradientDifference, difference_between
 from memfit.verification.machine import device_name

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from memfit.capture.measuring.host_memory import free_host_bytes
 from memfit.graph.model_profile import Link
-from memfit.runtime.native_tape import new_offloading
-from memfit.runtime.recorded_modules import Place
+from memfit.runtime.engine.native_tape import new_offloading
+from memfit.runtime.engine.planned_modules import Place
 from memfit.runtime.torch_internals import keep_gpu_busy
 
 # Of copies this large, the bytes are what takes time.

@@ -16,8 +16,8 @@ from memfit.capture.measuring.roofline import Roofline
 from memfit.capture.recording.op_facts import signature_of
 from memfit.capture.recording.step_recording import OpFacts
 from memfit.graph.model_profile import RecordedOp
-from memfit.runtime.interception import OpInterceptor
-from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
+from memfit.runtime.engine.interception import OpInterceptor
+from memfit.runtime.engine.op_rules import OpRule, Treatment, is_random, rule_for
 
 _MAX_OWN_RUNS = 9
 

@@ -36,7 +36,7 @@ class Roofline:
         """Return the rates that measured ops reached on the whole, or None where no op tells of the memory's."""
         flops: dict[torch.dtype | None, float] = defaultdict(float)
         flop_seconds: dict[torch.dtype | None, float] = defaultdict(float)
-        moved_bytes, byte_seconds, shortest = 0, 0.0, float("inf")
+        moved_bytes, byte_seconds, fast_path = 0, 0.0, float("inf")
         for fact, seconds in measured:
             if seconds <= 0:
                 continue
@@ -46,11 +46,11 @@ class Roofline:
             elif fact.moved_bytes:
                 moved_bytes += fact.moved_bytes
                 byte_seconds += seconds
-                shortest = min(shortest, seconds)
+                fast_path = min(fast_path, seconds)
         if not byte_seconds:
             return None
         return Roofline(
-            {dtype: flops[dtype] / flop_seconds[dtype] for dtype in flops}, moved_bytes / byte_seconds, shortest
+            {dtype: flops[dtype] / flop_seconds[dtype] for dtype in flops}, moved_bytes / byte_seconds, fast_path
         )
 
     @staticmethod

@@ -13,7 +13,7 @@ from torch import nn
 
 from memfit.graph.model_profile import ModuleCall
 from memfit.graph.names import is_within
-from memfit.runtime.forward_wrapping import Forward, Runner, wrap_forward
+from memfit.runtime.applying.forward_wrapping import Forward, Runner, wrap_forward
 from memfit.runtime.torch_internals import is_in_backward, outer_saved_tensors_hooks, refuses_saved_tensors_hooks
 
 
@@ -74,7 +74,7 @@ class ModuleScopes:
         return self._is_in_forward
 
     @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
+    def save_hooks(self, model: nn.Module) -> Iterator[None]:
         """Follow the modules of ``model`` inside the block."""
         paths: dict[int, list[str]] = {}
         modules: dict[int, nn.Module] = {}
@@ -131,7 +131,7 @@ class ModuleScopes:
 
 
 def _path_within(paths: Sequence[str], around: str | None) -> str:
-    """Return the shortest of ``paths`` inside the module ``around``, or inside the nearest one around that."""
+    """Return the fast_path of ``paths`` inside the module ``around``, or inside the nearest one around that."""
     while around:
         inside = [path for path in paths if is_within(path, around)]
         if inside:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from memfit.capture.recording.step_recording import FusedFacts, OpFacts
-from memfit.runtime.call_arguments import is_strided, tensors_in
-from memfit.runtime.op_rules import OpRule
-from memfit.runtime.pointwise_ops import can_be_fused, lies_alike
+from memfit.runtime.engine.call_arguments import is_strided, tensors_in
+from memfit.runtime.engine.op_rules import OpRule
+from memfit.runtime.fusing.pointwise_ops import can_be_fused, lies_alike
 
 # They read as much of their table as they return, however long it is.
 _GATHERS = {"aten.embedding", "aten.index", "aten.index_select", "aten.gather", "aten._unsafe_index", "aten.slice_copy"}

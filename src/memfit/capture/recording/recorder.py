@@ -20,12 +20,18 @@ from memfit.capture.recording.step_recording import NewValue, Recording, SeenSav
 from memfit.distributed.local_tensors import has_dtensor
 from memfit.graph.model_profile import Phase, RecordedOp, Replay
 from memfit.graph.names import NO_GRADIENTS, ValueName
-from memfit.runtime.call_arguments import covers_its_storage, is_repeatable, is_strided, tensors_in, written_tensors
-from memfit.runtime.interception import OpInterceptor
-from memfit.runtime.native_tape import fuses_on
-from memfit.runtime.op_rules import OpRule, Treatment, rule_for
-from memfit.runtime.storage_attribute import StorageAttribute
-from memfit.runtime.storage_size import storage_bytes_on
+from memfit.runtime.engine.call_arguments import (
+    covers_its_storage,
+    is_repeatable,
+    is_strided,
+    tensors_in,
+    written_tensors,
+)
+from memfit.runtime.engine.interception import OpInterceptor
+from memfit.runtime.engine.native_tape import fuses_on
+from memfit.runtime.engine.op_rules import OpRule, Treatment, rule_for
+from memfit.runtime.engine.storage_attribute import StorageAttribute
+from memfit.runtime.engine.storage_size import storage_bytes_on
 
 UNSEEN_OP = "memfit.unseen"
 """The op that stands for making a storage which no op returned: a Python number made a tensor, compiled code."""

@@ -11,8 +11,8 @@ import torch
 from memfit.capture.recording.module_scopes import ModuleScopes
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import bare_model
-from memfit.runtime.interception import OpInterceptor
-from memfit.runtime.op_rules import Treatment, rule_for
+from memfit.runtime.engine.interception import OpInterceptor
+from memfit.runtime.engine.op_rules import Treatment, rule_for
 
 
 class Structure(NamedTuple):
@@ -53,7 +53,7 @@ def structure_of_run(step: TrainingStep) -> Structure:
     """Run the forward pass of ``step``, or all of a step function, and return its structure."""
     scopes = ModuleScopes()
     counter = _OpCounter(scopes)
-    with scopes.watching(bare_model(step.model)), counter:
+    with scopes.save_hooks(bare_model(step.model)), counter:
         if step.arguments.step is None:
             step.run_forward()
         else:

@@ -18,10 +18,10 @@ from memfit.capture.step_arguments import innermost_optimizer, optimizers_within
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.local_tensors import has_dtensor, is_dtensor
 from memfit.distributed.wrapped_models import num_warm_up_steps
-from memfit.runtime.batch_tensors import tensors_of
-from memfit.runtime.call_arguments import is_strided, tensors_in, written_tensors
-from memfit.runtime.op_rules import Treatment, rule_for
-from memfit.runtime.storage_attribute import StorageAttribute
+from memfit.runtime.applying.batch_tensors import tensors_of
+from memfit.runtime.engine.call_arguments import is_strided, tensors_in, written_tensors
+from memfit.runtime.engine.op_rules import Treatment, rule_for
+from memfit.runtime.engine.storage_attribute import StorageAttribute
 from memfit.runtime.torch_internals import DispatchMode
 
 # Who made a storage: a run of a step, or somebody before it.

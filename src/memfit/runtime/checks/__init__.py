@@ -1,1 +1,1 @@
-"""What a plan was made for, compared with what a forward pass of its model meets."""
+"""Compares the forward passes of a planned model with what its plan was made for."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from memfit.graph.inputs import Input, growth_in_words, largest_inputs
-from memfit.runtime.forward_wrapping import Forward
-from memfit.runtime.model_inputs import inputs_of
+from memfit.runtime.applying.forward_wrapping import Forward
+from memfit.runtime.applying.model_inputs import inputs_of
 
 _UNKNOWN = "unknown"
 _MOST_KNOWN_SHAPES = 10_000
@@ -45,7 +45,7 @@ class InputCheck:
 
 
 def _shape_of(value: Any) -> Any:
-    """Return what says whether an argument was seen already: nothing does of one that may contain tensors."""
+    """Return a key of an argument that was seen before; None for arguments that may contain tensors."""
     if isinstance(value, torch.Tensor):
         return value.shape, value.dtype
     return None if value is None or isinstance(value, (bool, int, float, str)) else _UNKNOWN

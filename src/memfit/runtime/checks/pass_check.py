@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from memfit.graph.inputs import Input
+from memfit.runtime.applying.forward_wrapping import Forward
 from memfit.runtime.checks.input_check import InputCheck
 from memfit.runtime.checks.model_changes import ModelChanges
-from memfit.runtime.forward_wrapping import Forward
 
 
 class PassCheck:

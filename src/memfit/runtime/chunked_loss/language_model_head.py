@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from memfit.errors import InvalidParameterError
+from memfit.runtime.applying.forward_wrapping import Forward, WrappedForward, wrap_forward
 from memfit.runtime.chunked_loss.lazy_logits import LazyLogits, Projection
-from memfit.runtime.forward_wrapping import Forward, WrappedForward, wrap_forward
 from memfit.runtime.torch_internals import FakeTensor, refuses_saved_tensors_hooks
 
 _USUAL_NAMES = ("lm_head", "embed_out")

@@ -1,4 +1,4 @@
-"""Logits that are computed when somebody reads them, and not at all where only their cross-entropy is asked for.
+"""Logits that are computed when they are read, and not at all if only their cross-entropy is needed.
 
 `LazyLogits` has the shape and the type of an output projection's result. Casts, reshapes and slices of the tokens stay
 lazy. `torch.nn.functional.cross_entropy` of lazy logits is computed in chunks from the hidden states. Any other use
@@ -125,7 +125,7 @@ class _Unread(torch.autograd.Function):
 
 
 class LazyLogits(Tensor):
-    """Logits that nobody has read yet."""
+    """Logits that have not been read yet."""
 
     projection: Projection
     _compute: Callable[[], Tensor]

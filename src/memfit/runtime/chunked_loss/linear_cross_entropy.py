@@ -201,7 +201,7 @@ def _eager_loss_and_gradient(
     """Return the summed loss of a chunk, and the gradient of its loss by the logits, in the logits' type."""
     logits = narrow_logits.to(wide)
     loss, normalizers, counted, classes = _loss(logits, targets, options)
-    # The logits are overwritten: nobody else reads them.
+    # The logits are overwritten: they have no other reader.
     gradient = logits.sub_(normalizers).exp_().sub_(options.label_smoothing / logits.shape[1])
     gradient.scatter_add_(1, classes, torch.full_like(normalizers, options.label_smoothing - 1))
     return loss, gradient.mul_(counted).to(narrow_logits.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
 from memfit.planning.partitions.graph_cuts import ForwardGraph, GraphValue
-from memfit.runtime.op_rules import OpRule, Treatment, is_random, rule_for
+from memfit.runtime.engine.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.torch_internals import OpOverload
 
 # Costs are in bytes moved. A device computes about so many FLOPs while it moves a byte.

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memfit.runtime.call_arguments import is_strided
-from memfit.runtime.offloading import HostCopies, OffloadedCopy
-from memfit.runtime.recorded_modules import Place
-from memfit.runtime.storage_attribute import StorageAttribute
+from memfit.runtime.engine.call_arguments import is_strided
+from memfit.runtime.engine.offloading import HostCopies, OffloadedCopy
+from memfit.runtime.engine.planned_modules import Place
+from memfit.runtime.engine.storage_attribute import StorageAttribute
+from memfit.runtime.engine.values import Geometry, geometry_of, tensor_with
 from memfit.runtime.torch_internals import detached_alias
-from memfit.runtime.values import Geometry, geometry_of, tensor_with
 
 # Smaller tensors are not worth a copy. On a CPU offloading is there to try the rules.
 _SMALLEST_BYTES, _SMALLEST_BYTES_ON_CPU = 2**20, 2**10
@@ -80,12 +80,12 @@ class _Pass:
     def let_go_of_all_but(self, num_bytes: int) -> None:
         """Give up what left before the last ``num_bytes``; the device waits for their copies."""
         with self.lock:
-            self.copies.let_go_beyond(num_bytes)
+            self.copies.release_beyond(num_bytes)
 
     def fetch_ahead(self) -> None:
         """Start copies back, as far as the window goes."""
         with self.lock:
-            self.copies.let_go_beyond(-1)
+            self.copies.release_beyond(-1)
             self.copies.fetch_ahead()
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from memfit.graph.compiled_data.compiled_blocks import Partition
+from memfit.runtime.applying.forward_wrapping import Forward, wrap_forward
 from memfit.runtime.compiling.compiler_internals import DYNAMO_ERRORS, own_warnings_ignored
 from memfit.runtime.compiling.graph_variants import CompilingError, GraphVariants, running, variants_backend
 from memfit.runtime.compiling.offloaded_saves import OffloadedSaves, noted_saves
-from memfit.runtime.forward_wrapping import Forward, wrap_forward
 from memfit.runtime.torch_internals import in_function_transform
 
 

@@ -1,6 +1,6 @@
-// Counts what torch's CPU allocator hands out and takes back, by the events that it reports to profilers.
+// Counts the allocations of torch's CPU allocator by the events that it reports to profilers.
 //
-// It is a library of its own, built in seconds: it needs few of torch's headers. `allocation_meter.py` calls it.
+// A library of its own, which builds in seconds: it needs few of torch's headers. `allocation_meter.py` calls it.
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Logging.h>
@@ -17,7 +17,7 @@
 
 namespace {
 
-// torch takes what stands in the profiler's place for a profiler, and asks it whether it records ops.
+// torch treats whatever is registered as the profiler as one, and asks it whether it records ops.
 class Meter : public torch::profiler::impl::ProfilerStateBase {
  public:
   Meter() : ProfilerStateBase(torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::Disabled)) {}
@@ -27,11 +27,11 @@ class Meter : public torch::profiler::impl::ProfilerStateBase {
   }
   bool memoryProfilingEnabled() const override { return true; }
 
-  // A report names a size of its own, from a table that outlives meters and can be stale: the table here is not.
+  // The size in a report comes from a table that outlives meters and can be stale. The table here is not.
   void reportMemoryUsage(void* address, int64_t num_bytes, size_t, size_t, c10::Device device) override {
     if (!device.is_cpu()) return;
     std::lock_guard lock(mutex_);
-    // An address that is handed out again was freed where nothing is reported, in a thread without the meter.
+    // An address that is allocated again was freed unreported, in a thread without the meter.
     if (const auto block = blocks_.find(address); block != blocks_.end()) {
       live_bytes_ -= block->second.num_bytes;
       blocks_.erase(block);
@@ -42,14 +42,14 @@ class Meter : public torch::profiler::impl::ProfilerStateBase {
     peak_bytes_ = std::max(peak_bytes_, live_bytes_);
   }
 
-  // Counts memory from before, and lets the allocator report when it is freed.
+  // Counts memory that was allocated before, and makes the allocator report when it is freed.
   void hold(void* address, size_t num_bytes) {
     is_holding_ = true;
     c10::profiledCPUMemoryReporter().New(address, num_bytes);
     is_holding_ = false;
   }
 
-  void let_go_of_held() {
+  void release_held() {
     std::vector<void*> held;
     {
       std::lock_guard lock(mutex_);
@@ -99,7 +99,7 @@ extern "C" {
 
 __attribute__((visibility("default"))) void* memfit_meter_start() {
   auto* active = new ActiveMeter{std::make_shared<Meter>(), FLAGS_caffe2_log_level};
-  // The allocator logs a warning when memory is freed that it did not report before.
+  // The allocator logs a warning when memory is freed whose allocation it did not report.
   FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, 2);
   c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, active->meter);
   return active;
@@ -112,7 +112,7 @@ __attribute__((visibility("default"))) void memfit_meter_hold(void* active, void
 // Returns whether the meter was still the innermost one.
 __attribute__((visibility("default"))) bool memfit_meter_stop(void* address) {
   std::unique_ptr<ActiveMeter> active(static_cast<ActiveMeter*>(address));
-  active->meter->let_go_of_held();
+  active->meter->release_held();
   FLAGS_caffe2_log_level = active->log_level;
   try {
     c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);

@@ -1,4 +1,4 @@
-// Reads the tensors out of an op call's arguments, as `call_arguments.py` does, and what else depends on them.
+// Finds the tensors among an op call's arguments, as `call_arguments.py` does.
 
 #pragma once
 
@@ -38,7 +38,7 @@ inline const Tensor* first_tensor(at::ArrayRef<IValue> arguments) {
   return first;
 }
 
-// A bit for each tensor, the last one lowest.
+// One bit per tensor; the lowest bit is the last tensor's.
 inline uint64_t requiring_grad(at::ArrayRef<IValue> arguments) {
   uint64_t bits = 0;
   any_tensor(arguments, [&](const Slot&, const Tensor& tensor) {
@@ -62,7 +62,7 @@ inline bool is_repeatable(const OpRule& rule, at::ArrayRef<IValue> arguments) {
   return !is_random(rule, arguments) || !is_being_captured();
 }
 
-// Whether the engine can know the call's tensors by their memory, and the call was made by the model itself.
+// Whether the model itself made the call, on tensors that the engine can identify by their storages.
 inline bool is_plain_call(at::ArrayRef<IValue> arguments) {
   return at::GradMode::is_enabled() && !any_tensor(arguments, [](const Slot&, const Tensor& tensor) {
            return tensor.key_set().has(c10::DispatchKey::Python) ||

@@ -1,4 +1,4 @@
-// Who of the dispatcher may act on what the engine itself calls.
+// Guards around the ops that the engine itself calls: which dispatch keys may act on them.
 
 #pragma once
 
@@ -9,25 +9,25 @@
 
 namespace memfit {
 
-// A recipe holds a call as it was below autograd and autocast; neither may act on it again.
+// A record holds a call as it was below autograd and autocast. Neither may act on it a second time.
 struct BelowAutogradAndAutocast {
   at::NoGradGuard no_grad;
   c10::impl::ExcludeDispatchKeyGuard no_autograd{c10::autograd_dispatch_keyset_with_ADInplaceOrView};
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-  // Backward itself may run under a function transform, which what was recorded did not.
+  // The backward pass may run under a function transform; the recorded call did not.
   c10::impl::ExcludeDispatchKeyGuard no_transforms{c10::DispatchKeySet(
       {c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::FuncTorchBatched,
        c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
   c10::impl::ExcludeDispatchKeyGuard unheard{KEY};
 };
 
-// Whether a function transform of torch.func is at work here.
+// Whether a function transform of torch.func is active in this thread.
 inline bool is_in_transform() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
-// What torch itself takes away where no dispatch mode is to see what is run (`torch._C._DisableTorchDispatch`). Nor does
-// the engine record it: an alias of a sparse tensor, for one, calls `aten.empty`.
+// Hides ops from all dispatch modes, as `torch._C._DisableTorchDispatch` does, and from the engine: an alias of a
+// sparse tensor calls `aten.empty`, which the model did not.
 struct UnseenByDispatchModes {
   c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(
       {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PreDispatch})};

@@ -1,4 +1,4 @@
-// What the engine does in a step, as `event_log.py` has it for the engine in Python.
+// Logs what the engine does in a step. `event_log.py` lists the events.
 
 #pragma once
 
@@ -11,7 +11,7 @@ namespace memfit {
 
 class EventLog {
  public:
-  // ``add`` takes each event, or is None.
+  // ``add`` is called with each event; None stops logging.
   void send_to(py::object add) {
     is_on_ = !add.is_none();
     add_ = std::move(add);
@@ -33,7 +33,7 @@ class EventLog {
   std::atomic<bool> is_on_{false};
   py::object add_ = py::none();
 };
-// Never freed: the interpreter may be gone before this library is.
+// Never freed: the interpreter may be finalized before this library is unloaded.
 inline EventLog& event_log = *new EventLog();
 
 }  // namespace memfit

@@ -1,5 +1,5 @@
-// One forward pass: what autograd saves in it, the regions that it goes into, and the way there. It stands for the part
-// of `tape.py` that is about saves and regions, and for the runners of `apply.py`.
+// One forward pass: saved-tensor hooks, calls of planned modules, and the fast path into them. Implements the part of
+// `tape.py` that handles saves and planned modules, and the runners of `apply.py`.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace memfit {
 
-// What autograd is handed in place of a tensor that is dropped: a capsule with a `Source` in it.
+// Autograd saves this in place of a dropped tensor: a capsule that holds a `Source`.
 constexpr const char* PACKED = "memfit.packed";
 
 inline PyObject* packed(Source source) {
@@ -35,12 +35,12 @@ inline PyObject* Tape::pack(PyObject* object) {
       auto* note = notes.on(tensor);
       if (note != nullptr && note->tape == number_) dropped = content(*note, tensor);
     }
-    if (dropped) watching.dropped_is_saved();
+    if (dropped) save_hooks.dropped_is_saved();
     if (dropped) return packed(Source(std::move(dropped), Geometry(tensor)));
   }
   // An op's own output refers to its autograd node, and the node is about to refer to what is returned here.
   auto alias = has_no_history(tensor) ? tensor : detached_alias(tensor);
-  return kept(std::move(alias), frame->region);
+  return kept(std::move(alias), frame->module);
 }
 
 inline PyObject* pack(PyObject* capsule, PyObject* tensor) {
@@ -69,7 +69,7 @@ inline PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
   } catch (const StaleValue& stale) {
     const auto& held = *stale.held;
     auto tensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(held.tensor));
-    set_error(python->stale_value_error(held.region->place, py::str(held.reader->name), tensor, held.version));
+    set_error(python->stale_value_error(held.module->place, py::str(held.reader->name), tensor, held.version));
     return nullptr;
   } catch (const TornValue& torn) {
     set_error(error_of(torn));
@@ -85,14 +85,14 @@ inline c10::SafePyObject safe(const py::object& object) { return {Py_NewRef(obje
 
 class ForwardPass;
 
-// Whose pass is under way in this thread, and which.
+// The forward pass that runs in this thread, and its owner.
 struct UnderWay {
   PyObject* owner = nullptr;
   ForwardPass* pass = nullptr;
 };
 inline thread_local UnderWay under_way;
 
-// One forward pass, as `native_tape.py` sees it: `Tape.run`, where there are no hooks around the model.
+// One forward pass, for `native_tape.py`: `Tape.run` for models without saved-tensor hooks around them.
 class ForwardPass {
  public:
   ForwardPass() : tape_(std::make_unique<Tape>()) {
@@ -104,39 +104,39 @@ class ForwardPass {
   ~ForwardPass() { leave(); }
   ForwardPass(const ForwardPass&) = delete;
 
-  // From now on this is the pass of ``owner`` in this thread.
+  // Makes this the pass of ``owner`` in this thread.
   void begin(const py::object& owner, std::shared_ptr<Rounds> rounds) {
     round_ = rounds->begin_pass();
     tape_->state().rounds = std::move(rounds);
     around_ = under_way;
     under_way = {owner.ptr(), this};
   }
-  // Null where Python raised.
-  PyObject* run(const intrusive_ptr<Region>& region, PyObject* forward, PyObject* args, PyObject* kwargs) {
+  // Returns null if Python raised.
+  PyObject* run(const intrusive_ptr<PlannedModule>& module, PyObject* forward, PyObject* args, PyObject* kwargs) {
     if (!begins_in_) {
-      begins_in_ = region;
-      tape_->watching.begin_pass(region->last_pass.read());
+      begins_in_ = module;
+      tape_->save_hooks.begin_pass(module->last_pass.read());
     }
     std::optional<Inside> inside;
-    if (are_hooks_as_left()) inside.emplace(*this, region);
+    if (are_hooks_as_left()) inside.emplace(*this, module);
     auto* result = PyObject_Call(forward, args, kwargs);
     if (inside && result != nullptr) tape_->is_as_planned &= inside->ended_as_planned();
     return result;
   }
   bool is_as_planned() const { return tape_->is_as_planned; }
   void close(bool is_complete) {
-    // No backward pass follows a pass that an exception ended.
+    // A pass that ended with an exception has no backward pass.
     if (!is_complete) tape_->state().rounds->backward_began = true;
     leave();
     tape_->close();
     if (!begins_in_) return;
-    auto noted = tape_->watching.end_pass();
+    auto noted = tape_->save_hooks.end_pass();
     if (!noted.empty()) begins_in_->last_pass.write(std::move(noted));
     begins_in_.reset();
   }
 
  private:
-  // Wherever it stands among the passes of this thread: whoever began one inside may still be at it.
+  // Removes it from the passes of this thread. It need not be the innermost: a pass that began inside it may still run.
   void leave() {
     auto* link = &under_way;
     while (link->pass != nullptr && link->pass != this) link = &link->pass->around_;
@@ -145,15 +145,15 @@ class ForwardPass {
 
   class Inside {
    public:
-    Inside(ForwardPass& forward_pass, const intrusive_ptr<Region>& region)
+    Inside(ForwardPass& forward_pass, const intrusive_ptr<PlannedModule>& module)
         : pass_(forward_pass),
           around_(pass_.tape_->frame),
-          begins_watching_(region->watches && !pass_.tape_->watching.has_begun()),
-          begins_recording_(region->records && !pass_.is_recording_) {
-      if (begins_watching_) pass_.tape_->watching.begin(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
-      if (region->records || around_ == nullptr) pass_.tape_->frame = &frame_.emplace(region, pass_.round_);
+          installs_hooks_(module->hooks_saves && !pass_.tape_->save_hooks.has_begun()),
+          begins_recording_(module->records && !pass_.is_recording_) {
+      if (installs_hooks_) pass_.tape_->save_hooks.begin(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
+      if (module->records || around_ == nullptr) pass_.tape_->frame = &frame_.emplace(module, pass_.round_);
       if (begins_recording_) {
-        listening_tape = pass_.tape_.get();
+        recording_tape = pass_.tape_.get();
         c10::impl::tls_set_dispatch_key_included(KEY, true);
         pass_.is_recording_ = true;
       }
@@ -162,10 +162,10 @@ class ForwardPass {
       if (begins_recording_) {
         pass_.is_recording_ = false;
         c10::impl::tls_set_dispatch_key_included(KEY, false);
-        listening_tape = nullptr;
+        recording_tape = nullptr;
       }
       pass_.tape_->frame = around_;
-      if (begins_watching_) pass_.tape_->watching.end();
+      if (installs_hooks_) pass_.tape_->save_hooks.end();
     }
     Inside(const Inside&) = delete;
     bool ended_as_planned() const {
@@ -178,50 +178,52 @@ class ForwardPass {
     ForwardPass& pass_;
     Frame* around_;
     std::optional<Frame> frame_;
-    bool begins_watching_;
+    bool installs_hooks_;
     bool begins_recording_;
   };
 
   bool are_hooks_as_left() const {
-    return at::SavedTensorDefaultHooks::is_enabled() && tape_->watching.are_hooks_as_left();
+    return at::SavedTensorDefaultHooks::is_enabled() && tape_->save_hooks.are_hooks_as_left();
   }
 
   std::unique_ptr<Tape> tape_;
   UnderWay around_;
-  intrusive_ptr<Region> begins_in_;
+  intrusive_ptr<PlannedModule> begins_in_;
   py::object pack_hook_;
   py::object unpack_hook_;
   bool is_recording_ = false;
   size_t round_ = 0;
 };
 
-// The way into a region without any Python, while a pass of ``owner`` is under way. What else there is to be seen to,
-// ``longer_way`` does.
-struct WayIn {
-  intrusive_ptr<Region> region;
+// Calls a planned module without running Python code of memfit, while a pass of ``owner`` runs in this thread.
+// Otherwise calls ``slow_path``.
+struct FastPath {
+  intrusive_ptr<PlannedModule> module;
   py::object owner;
-  py::object longer_way;
+  py::object slow_path;
 };
-constexpr const char* WAY_IN = "memfit.way_in";
+constexpr const char* FAST_PATH = "memfit.fast_path";
 
-// Takes what `forward_wrapping.Runner` does: the forward, its positional and its keyword arguments.
+// Has the signature of `forward_wrapping.Runner`: (forward, args, kwargs).
 inline PyObject* go_in(PyObject* capsule, PyObject* const* arguments, Py_ssize_t num_arguments) {
   HANDLE_TH_ERRORS
-  const auto& way = *static_cast<WayIn*>(PyCapsule_GetPointer(capsule, WAY_IN));
+  const auto& way = *static_cast<FastPath*>(PyCapsule_GetPointer(capsule, FAST_PATH));
   const auto [owner, pass] = under_way;
   if (owner != way.owner.ptr() || num_arguments != 3 || !at::GradMode::is_enabled() || is_in_transform())
-    return PyObject_Vectorcall(way.longer_way.ptr(), arguments, num_arguments, nullptr);
-  return pass->run(way.region, arguments[0], arguments[1], arguments[2]);
+    return PyObject_Vectorcall(way.slow_path.ptr(), arguments, num_arguments, nullptr);
+  return pass->run(way.module, arguments[0], arguments[1], arguments[2]);
   END_HANDLE_TH_ERRORS
 }
 
 inline PyMethodDef go_in_method = {"go_in", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(go_in)),
                                    METH_FASTCALL, nullptr};
 
-inline py::object way_in(intrusive_ptr<Region> region, py::object owner, py::object longer_way) {
-  auto* way = new WayIn{std::move(region), std::move(owner), std::move(longer_way)};
-  const auto forget = [](PyObject* capsule) { delete static_cast<WayIn*>(PyCapsule_GetPointer(capsule, WAY_IN)); };
-  auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(way, WAY_IN, forget));
+inline py::object fast_path(intrusive_ptr<PlannedModule> module, py::object owner, py::object slow_path) {
+  auto* way = new FastPath{std::move(module), std::move(owner), std::move(slow_path)};
+  const auto forget = [](PyObject* capsule) {
+    delete static_cast<FastPath*>(PyCapsule_GetPointer(capsule, FAST_PATH));
+  };
+  auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(way, FAST_PATH, forget));
   return py::reinterpret_steal<py::object>(PyCFunction_New(&go_in_method, capsule.ptr()));
 }
 

@@ -1,9 +1,9 @@
 // Runs pointwise ops that are replayed one after the other as one kernel.
 //
-// Each op by itself reads all of its arguments from the device's memory and writes all of its result there; in one
-// kernel only what comes from outside is read, and only what somebody still wants is written. Kernels are written by
-// `fused_kernels.py`, which uses none whose ops do not give torch's own bits. What does not fit here is replayed op by
-// op, as ever: other kinds of ops, sizes that are no multiple of `WIDTH`, layouts that cannot be read by whole vectors.
+// An op that runs alone reads all of its arguments from device memory and writes its whole result back. A fused kernel
+// reads only what comes from outside it, and writes only the results that are still referenced. `fused_kernels.py`
+// generates the kernels, and only from ops whose results are bit-identical to torch's. All else is replayed op by op:
+// other kinds of ops, sizes that are not a multiple of `WIDTH`, layouts that vector loads cannot read.
 
 #pragma once
 
@@ -24,7 +24,7 @@
 
 namespace memfit {
 
-// As `fused_kernels.py` has them: elements of a vector, threads of a block, each of which works on two vectors.
+// The same constants as in `fused_kernels.py`: elements per vector, threads per block. A thread handles two vectors.
 constexpr int64_t WIDTH = 4;
 constexpr int64_t THREADS = 256;
 constexpr size_t MOST_INPUTS = 16;
@@ -35,11 +35,11 @@ using LaunchKernel = int (*)(void* function, unsigned grid_x, unsigned grid_y, u
                              unsigned block_y, unsigned block_z, unsigned shared_bytes, void* stream, void** parameters,
                              void** extra);
 
-// What is fused, and how; set by `fuse_on`, and by no one while anything is replayed. Never freed.
+// The kernels of one device type. Set by `fuse_on`, never while anything is replayed; never freed.
 struct Fusing {
   at::DeviceType device_type;
   LaunchKernel launch;
-  py::object kernel_of;  // (device index, program) -> the address of a function, 0 where there is none, None not now
+  py::object kernel_of;  // (device index, program) -> address of a function; 0: there is none; None: not available now
   std::mutex mutex;
   std::unordered_map<std::string, void*> kernels;  // by device and program
   std::atomic<size_t> num_launched{0};
@@ -48,14 +48,14 @@ inline Fusing* fusing = nullptr;
 
 Tensor read(const Source& source);
 
-// The dimensions of a result in the order in which it lies in memory, innermost first: their sizes, and which they are.
+// The dimensions of a result in memory order, innermost first: their sizes and their numbers.
 struct OrderedDimension {
   int64_t size;
   size_t place;
 };
 using Order = c10::SmallVector<OrderedDimension, 6>;
 
-// Nothing where the result does not lie densely in its memory.
+// Empty if the result is not dense in memory.
 inline std::optional<Order> dense_order(const Geometry& result) {
   Order order;
   for (size_t place = 0; place < result.size.size(); ++place) order.push_back({result.size[place], place});
@@ -70,14 +70,14 @@ inline std::optional<Order> dense_order(const Geometry& result) {
   return order;
 }
 
-// How an argument is gone through in that order: as few dimensions as tell it.
+// The strides of an argument in that order, with as few dimensions as possible.
 struct Dimension {
   int64_t size;
   int64_t stride;
 };
 using Walkway = c10::SmallVector<Dimension, 6>;
 
-// Nothing where the sizes are not those of the result, and not to be repeated to them either.
+// Empty if the argument cannot be broadcast to the sizes of the result.
 inline std::optional<Walkway> walkway(const Order& order, at::IntArrayRef size, at::IntArrayRef stride) {
   if (size.size() > order.size()) return std::nullopt;
   const auto missing = order.size() - size.size();
@@ -111,7 +111,7 @@ inline const char* name_of(at::ScalarType type) {
   }
 }
 
-// Whether kernels can read the tensor by vectors: each is all one element, or lies in a row.
+// Whether vector loads can read the tensor: each vector is one repeated element, or contiguous.
 inline bool can_be_read(const Tensor& tensor, const Walkway& way) {
   if (way.size() > MOST_DIMENSIONS) return false;
   if (way.empty() || way[0].size % WIDTH != 0 || way[0].stride > 1 || way[0].stride < 0) return false;
@@ -128,10 +128,10 @@ inline bool can_be_read(const Tensor& tensor, const Walkway& way) {
 
 class FusedReplay {
  public:
-  // Takes as many recipes from the end of ``pending`` as one kernel can run, and runs them. Returns whether it did.
-  static bool run(std::vector<intrusive_ptr<Recipe>>& pending) {
+  // Takes records from the end of ``pending``, as many as one kernel can run, and runs them. Returns whether it did.
+  static bool run(std::vector<intrusive_ptr<ReplayRecord>>& pending) {
     if (fusing == nullptr || op_rules.of(pending.back()->op).pointwise.empty()) return false;
-    // Who looks on is shown each op.
+    // Dispatch modes and profilers must see each op.
     if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python)) return false;
     FusedReplay fused;
     for (auto next = pending.rbegin(); next != pending.rend() && fused.add(*next); ++next) {
@@ -142,7 +142,7 @@ class FusedReplay {
     auto* kernel = fused.kernel();
     if (kernel == nullptr) return false;
     fused.launch(kernel);
-    // What is not wanted any more goes with its recipes.
+    // Results that are no longer referenced are freed with their records.
     pending.resize(pending.size() - fused.ops_.size());
     return true;
   }
@@ -159,14 +159,14 @@ class FusedReplay {
     bool operator==(const Operand&) const = default;
   };
   struct Op {
-    Recipe* recipe;
+    ReplayRecord* record;
     intrusive_ptr<DroppedValue> value;
     std::string name;
     c10::SmallVector<Operand, 2> operands;
     bool is_wanted = false;
   };
 
-  bool add(const intrusive_ptr<Recipe>& recipe);
+  bool add(const intrusive_ptr<ReplayRecord>& record);
   std::optional<Operand> operand(const Source& source, const Order& order, const Geometry& result, bool is_cast);
   bool is_worth_it() const;
   void find_wanted();
@@ -187,11 +187,11 @@ class FusedReplay {
   std::optional<at::Device> device_;
 };
 
-// Whether the arguments that are no tensors are as kernels take them for granted. Adds what they must know to ``name``.
-inline bool are_usual(const Recipe& recipe, const std::vector<ArgumentRule>& rules, at::Device device,
+// Whether the arguments that are not tensors have values that kernels support. Appends those that matter to ``name``.
+inline bool are_usual(const ReplayRecord& record, const std::vector<ArgumentRule>& rules, at::Device device,
                       std::string& name) {
   for (size_t i = 0; i < rules.size(); ++i) {
-    const auto& argument = recipe.arguments[i];
+    const auto& argument = record.arguments[i];
     switch (rules[i]) {
       case ArgumentRule::TENSOR:
       case ArgumentRule::ANY:
@@ -210,10 +210,10 @@ inline bool are_usual(const Recipe& recipe, const std::vector<ArgumentRule>& rul
   return true;
 }
 
-inline bool FusedReplay::add(const intrusive_ptr<Recipe>& recipe) {
-  const auto& rule = op_rules.of(recipe->op);
-  if (rule.pointwise.empty() || recipe->kind != Recipe::Kind::PURE || recipe->outputs.size() != 1) return false;
-  auto value = recipe->outputs[0].second.lock();
+inline bool FusedReplay::add(const intrusive_ptr<ReplayRecord>& record) {
+  const auto& rule = op_rules.of(record->op);
+  if (rule.pointwise.empty() || record->kind != ReplayRecord::Kind::PURE || record->outputs.size() != 1) return false;
+  auto value = record->outputs[0].second.lock();
   if (!value || value->tensor.defined()) return false;
   const auto& result = value->geometry;
   const auto order = dense_order(result);
@@ -224,21 +224,21 @@ inline bool FusedReplay::add(const intrusive_ptr<Recipe>& recipe) {
     return false;
   if (!ops_.empty() && num_elements != num_elements_) return false;
   const auto num_tensors = std::count(rule.pointwise.begin(), rule.pointwise.end(), ArgumentRule::TENSOR);
-  // A number that was made a tensor is no source.
-  if (recipe->sources.size() != static_cast<size_t>(num_tensors)) return false;
+  // A number that was wrapped in a tensor is not an input.
+  if (record->sources.size() != static_cast<size_t>(num_tensors)) return false;
 
   const auto num_inputs = inputs_.size();
   const auto device = device_;
-  Op op{recipe.get(), std::move(value), rule.name, {}};
+  Op op{record.get(), std::move(value), rule.name, {}};
   const bool is_cast = rule.casts;
-  const bool fits = std::all_of(recipe->sources.begin(), recipe->sources.end(), [&](const auto& entry) {
+  const bool fits = std::all_of(record->sources.begin(), record->sources.end(), [&](const auto& entry) {
     const auto& [slot, source] = entry;
     if (slot.item || rule.pointwise[slot.argument] != ArgumentRule::TENSOR) return false;
     auto found = operand(source, *order, op.value->geometry, is_cast);
     if (found) op.operands.push_back(*found);
     return found.has_value();
   });
-  if (!fits || !are_usual(*recipe, rule.pointwise, *device_, op.name)) {
+  if (!fits || !are_usual(*record, rule.pointwise, *device_, op.name)) {
     inputs_.resize(num_inputs, Input{nullptr, Tensor(), {}});
     device_ = device;
     return false;
@@ -263,11 +263,11 @@ inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& so
     if (!is_as_made) return std::nullopt;
     return Operand{false, static_cast<size_t>(made - ops_.begin())};
   }
-  // A recipe of before has brought it back, or it was never gone.
+  // An earlier record has replayed it, or it was never dropped.
   if (source.value && !source.value->tensor.defined()) return std::nullopt;
   auto tensor = read(source);
   if (tensor.device().type() != fusing->device_type || (device_ && tensor.device() != *device_)) return std::nullopt;
-  // The type of single numbers follows that of the others.
+  // Zero-dimensional tensors take the type of the other arguments.
   if (tensor.dim() == 0 || tensor.layout() != at::kStrided || tensor.is_nested() || tensor.is_conj() ||
       tensor.is_neg() || tensor._is_zerotensor() || !is_of_usual_type(tensor.scalar_type()) ||
       tensor.key_set().has(c10::DispatchKey::Python)) {
@@ -290,7 +290,7 @@ inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& so
   return Operand{true, inputs_.size() - 1};
 }
 
-// torch's own kernels are as good for one op, unless its arguments lie in unlike ways, or are of another type.
+// For a single op, torch's kernel is as fast, unless its arguments differ in layout or type.
 inline bool FusedReplay::is_worth_it() const {
   if (ops_.size() != 1) return !ops_.empty();
   const auto type = ops_[0].value->geometry.dtype;
@@ -302,7 +302,7 @@ inline void FusedReplay::find_wanted() {
   for (auto& op : ops_) {
     size_t num_here = 1;  // the reference in `ops_`
     for (const auto& user : ops_) {
-      for (const auto& [slot, source] : user.recipe->sources) num_here += source.value == op.value ? 1 : 0;
+      for (const auto& [slot, source] : user.record->sources) num_here += source.value == op.value ? 1 : 0;
     }
     op.is_wanted = op.value.use_count() > num_here;
   }
@@ -311,14 +311,14 @@ inline void FusedReplay::find_wanted() {
 inline size_t FusedReplay::num_uses(const Source& source) const {
   size_t num_uses = 0;
   for (const auto& op : ops_) {
-    for (const auto& [slot, other] : op.recipe->sources) {
+    for (const auto& [slot, other] : op.record->sources) {
       num_uses += source.value ? other.value == source.value : other.held == source.held;
     }
   }
   return num_uses;
 }
 
-// Whether nobody but these recipes has what the input lies in.
+// Whether only these records hold the input's storage.
 inline bool FusedReplay::goes_with_the_last_op(const Input& input) const {
   const auto& source = *input.source;
   const auto num_here = num_uses(source);
@@ -326,8 +326,8 @@ inline bool FusedReplay::goes_with_the_last_op(const Input& input) const {
   return source.held.use_count() <= num_here && input.tensor.storage().use_count() == 1;
 }
 
-// All that is wanted is made at once, beside all that it is made from, some of which would go before the last op runs.
-// A plan counts with the ops one by one: no more must be there than then.
+// A fused kernel makes all results at once, while all of its inputs are live; op by op, some inputs would be freed
+// before the last op runs. Plans assume the ops run one by one, so a kernel may not take more memory than that.
 inline bool FusedReplay::fits_where_ops_would() const {
   std::vector<int64_t> freed_after(ops_.size(), 0);
   const auto free_after_last_use = [&](const Operand& operand, int64_t num_bytes) {
@@ -363,7 +363,7 @@ inline bool FusedReplay::fits_where_ops_would() const {
   return made_at_once <= most;
 }
 
-// All that a kernel depends on, in words: its inputs, and then its ops in order.
+// The program of a kernel as text, all that it depends on: its inputs, then its ops in order.
 inline std::string FusedReplay::program() const {
   std::string text;
   for (const auto& input : inputs_) {
@@ -391,16 +391,16 @@ inline void* FusedReplay::kernel() const {
   void* function = nullptr;
   {
     py::gil_scoped_acquire gil;
-    const auto told = fusing->kernel_of(static_cast<int>(device_->index()), text);
-    if (told.is_none()) return nullptr;
-    function = reinterpret_cast<void*>(told.cast<uintptr_t>());
+    const auto described = fusing->kernel_of(static_cast<int>(device_->index()), text);
+    if (described.is_none()) return nullptr;
+    function = reinterpret_cast<void*>(described.cast<uintptr_t>());
   }
   std::lock_guard lock(fusing->mutex);
   return fusing->kernels.emplace(key, function).first->second;
 }
 
-// By what to multiply a number below 2^31, and by how much to shift the sum of the product's upper half and the number,
-// to divide by ``divisor``: devices take long to divide.
+// Division by ``divisor`` as a multiplication and a shift, for numbers below 2^31: multiply, add the number to the
+// upper half of the product, shift. Integer division is slow on devices.
 inline std::pair<uint32_t, uint32_t> magic_of(uint32_t divisor) {
   uint32_t shift = 0;
   while ((uint64_t{1} << shift) < divisor) ++shift;
@@ -424,7 +424,7 @@ inline void FusedReplay::launch(void* kernel) {
     values.push_back(reinterpret_cast<uintptr_t>(made.back().data_ptr()));
   }
   const auto num_vectors = num_elements_ / WIDTH;
-  // Integers of 32 bits from here on; the first four bytes are theirs on all machines that have such devices.
+  // 32-bit integers from here on. The machines are little-endian, so these are the first four bytes.
   values.push_back(static_cast<uint32_t>(num_vectors));
   for (const auto& input : inputs_) {
     if (is_flat(input.way)) continue;

@@ -1,4 +1,4 @@
-// Where tensors lie in their storages, as `values.py` tells it, and tensors that lie where they are told to.
+// The geometry of a tensor in its storage, as in `values.py`, and tensors made with a given geometry.
 
 #pragma once
 
@@ -31,7 +31,7 @@ struct Geometry {
         is_neg(tensor.is_neg()) {}
 };
 
-// A tensor over the memory of `base`, seen by no dispatch mode.
+// A tensor over the storage of `base`, hidden from dispatch modes.
 inline Tensor strided_over(const Tensor& base, at::ScalarType dtype, at::IntArrayRef size, at::IntArrayRef stride,
                            int64_t offset) {
   auto keys = base.key_set().remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative);
@@ -41,7 +41,7 @@ inline Tensor strided_over(const Tensor& base, at::ScalarType dtype, at::IntArra
   return tensor;
 }
 
-// All that lies in the tensor's storage: its own elements may not fill that.
+// The whole storage of the tensor as bytes; the tensor's own elements may cover only a part.
 inline Tensor storage_as_bytes(const Tensor& tensor) {
   const auto num_bytes = static_cast<int64_t>(tensor.storage().nbytes());
   return strided_over(tensor, at::kByte, {num_bytes}, {1}, 0);
@@ -62,14 +62,13 @@ inline Tensor empty_with(const Geometry& geometry, at::Device device) {
   return at::empty_strided(geometry.size, geometry.stride, at::TensorOptions().dtype(geometry.dtype).device(device));
 }
 
-// A copy of a number that was made a tensor. Its memory is not the allocator's, as little as the rest of a recipe.
+// A copy of a number that was wrapped in a tensor. Like the rest of a record, it takes no memory of the allocator.
 inline Tensor uncounted_number(const Tensor& number) {
   using Bytes = std::array<char, sizeof(c10::complex<double>)>;
   if (!number.is_cpu() || number.numel() != 1) return number;
   auto* bytes = new Bytes;
   std::memcpy(bytes->data(), number.const_data_ptr(), number.itemsize());
-  auto copy = at::from_blob(
-      bytes->data(), number.sizes(), [bytes](void*) { delete bytes; }, number.options());
+  auto copy = at::from_blob(bytes->data(), number.sizes(), [bytes](void*) { delete bytes; }, number.options());
   copy.unsafeGetTensorImpl()->set_wrapped_number(true);
   return copy;
 }

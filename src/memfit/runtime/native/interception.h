@@ -1,5 +1,5 @@
-// Passes op calls to a handler in Python where the tape in C++ would record them, so that recordings of plain steps see
-// the same calls: torch runs other ops where a dispatch mode is active (an out-of-place `add` in a linear layer).
+// Passes op calls to a Python handler at the point where the engine in C++ records them, so that a profile has the same
+// calls. Under a dispatch mode torch runs a few other ops, such as an out-of-place `add` in a linear layer.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 #include "torch_names.h"
 
-// Of torch/csrc/jit/python/pybind_utils.h, which takes long to compile.
+// Declared here because torch/csrc/jit/python/pybind_utils.h takes long to compile.
 namespace torch::jit {
 py::object toPyObject(IValue ivalue);
 IValue toIValue(py::handle obj, const c10::TypePtr& type, std::optional<int32_t> N);
@@ -24,8 +24,8 @@ IValue toIValue(py::handle obj, const c10::TypePtr& type, std::optional<int32_t>
 
 namespace memfit {
 
-// Called as ``handler(op, types, args, kwargs)``, as `__torch_dispatch__` is. All threads of autograd share it; a thread
-// passes its ops where it has the key on and no tape records.
+// Called as ``handler(op, types, args, kwargs)``, like `__torch_dispatch__`. Shared by all threads; a thread passes its
+// ops to it while the key is included and no tape records.
 inline std::atomic<PyObject*> op_handler{nullptr};
 
 inline py::object argument_in_python(const c10::Argument& argument, const IValue& value) {
@@ -82,9 +82,9 @@ inline void call_handler(PyObject* handler, const c10::OperatorHandle& op, Stack
       kwargs[expected[place].name().c_str()] = argument_in_python(expected[place], values[place]);
     }
   }
-  auto result = py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(
-      handler, torch::detail::getTorchApiFunction(op).ptr(), py::tuple(types).ptr(), py::tuple(args).ptr(),
-      kwargs.ptr(), nullptr));
+  auto result = py::reinterpret_steal<py::object>(
+      PyObject_CallFunctionObjArgs(handler, torch::detail::getTorchApiFunction(op).ptr(), py::tuple(types).ptr(),
+                                   py::tuple(args).ptr(), kwargs.ptr(), nullptr));
   if (!result) throw py::error_already_set();
   const auto& returns = schema.returns();
   if (returns.size() == 1) {
@@ -98,17 +98,16 @@ inline void call_handler(PyObject* handler, const c10::OperatorHandle& op, Stack
   }
 }
 
-// Whether ops run on fake tensors, or are traced: where a model compiles a part of itself.
+// Whether ops run on fake tensors or are traced, as when a model compiles a part of itself.
 inline bool is_traced() {
   using c10::impl::TorchDispatchModeKey;
   using c10::impl::TorchDispatchModeTLS;
-  return TorchDispatchModeTLS::any_modes_set() &&
-         (TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FAKE) ||
-          TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY) ||
-          TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FUNCTIONAL));
+  return TorchDispatchModeTLS::any_modes_set() && (TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FAKE) ||
+                                                   TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY) ||
+                                                   TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FUNCTIONAL));
 }
 
-// Returns whether the handler ran the op; the caller has excluded the key.
+// Returns whether the handler ran the op. The caller has excluded the key.
 inline bool is_handled(const c10::OperatorHandle& op, Stack* stack) {
   if (op_handler.load() == nullptr || is_traced()) return false;
   py::gil_scoped_acquire gil;
@@ -125,7 +124,7 @@ inline bool is_handled(const c10::OperatorHandle& op, Stack* stack) {
   return true;
 }
 
-// Sets the handler, or none, and returns the one before; in this thread, ops are passed from now on, or no more.
+// Sets the handler (None: no handler) and returns the previous one. Affects the ops of this thread.
 inline py::object intercept(const py::object& handler) {
   auto* before = op_handler.exchange(handler.is_none() ? nullptr : handler.inc_ref().ptr());
   c10::impl::tls_set_dispatch_key_included(KEY, !handler.is_none());

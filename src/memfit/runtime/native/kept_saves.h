@@ -1,5 +1,5 @@
-// What autograd is handed in place of a tensor that the plan keeps: that tensor, and the version that it must still
-// have when it is read. torch counts no versions where somebody stands between it and what it saves.
+// Autograd saves this in place of a tensor that the plan keeps: the tensor and the version that it must still have when
+// it is read. With saved-tensor hooks, torch does not check versions itself.
 
 #pragma once
 
@@ -15,17 +15,17 @@ struct KeptSave {
   PyObject ob_base;
   Tensor tensor;
   int64_t version;
-  intrusive_ptr<Region> region;
+  intrusive_ptr<PlannedModule> module;
 
   static bool is(PyObject* object) { return Py_TYPE(object) == type(); }
   static KeptSave& of(PyObject* object) { return *reinterpret_cast<KeptSave*>(object); }
   static PyTypeObject* type();
 
-  // Null where it was written since, with the error set.
+  // Returns null and sets the error if the tensor was written since.
   PyObject* read() const {
     if (version >= 0 && tensor._version() != version) {
       auto written = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-      set_error(python->stale_value_error(region->place, py::none(), written, version));
+      set_error(python->stale_value_error(module->place, py::none(), written, version));
       return nullptr;
     }
     return THPVariable_Wrap(tensor);
@@ -35,7 +35,7 @@ struct KeptSave {
 inline void free_kept_save(PyObject* object) {
   auto& save = KeptSave::of(object);
   save.tensor.~Tensor();
-  save.region.~intrusive_ptr();
+  save.module.~intrusive_ptr();
   PyObject_Free(object);
 }
 
@@ -51,12 +51,12 @@ inline PyTypeObject* KeptSave::type() {
   return ready;
 }
 
-inline PyObject* kept(Tensor tensor, const intrusive_ptr<Region>& region) {
+inline PyObject* kept(Tensor tensor, const intrusive_ptr<PlannedModule>& module) {
   auto* object = PyObject_New(KeptSave, KeptSave::type());
   if (object == nullptr) return nullptr;
   object->version = version_of(tensor);
   new (&object->tensor) Tensor(std::move(tensor));
-  new (&object->region) intrusive_ptr<Region>(region);
+  new (&object->module) intrusive_ptr<PlannedModule>(module);
   return reinterpret_cast<PyObject*>(object);
 }
 

@@ -1,62 +1,60 @@
-// The engine in C++: the tape, its values, recipes and replays, and the way to the host, by
-// the same rules as in Python, at a tenth of the cost.
+// The engine in C++: the tape, its values and replay records, replays and offloading, by the same rules as in Python.
 //
-// A dispatch mode in Python hears an op for about 15 microseconds; a kernel at a dispatch key hears it for one or two.
-// Nothing is decided here. How an op is treated is asked of `op_rules.py`; what to drop is told by the plan's regions.
-// The files are named after the Python files that they stand for. `native_build.py` builds them, `native_tape.py` is
-// the other side of what is defined below.
+// A dispatch mode in Python takes about 15 microseconds per op, a kernel at a dispatch key one or two. `op_rules.py`
+// says how each op is treated, the planned modules say what to drop; nothing is decided here. Files are named after the
+// Python files that they implement. `native_build.py` builds them; `native_tape.py` uses what is defined below.
 
 #include "forward_pass.h"
 #include "usual_ops.h"
 
 namespace memfit {
 
-Pattern pattern_from(const py::handle& told) {
+Pattern pattern_from(const py::handle& described) {
   Pattern pattern;
-  if (py::isinstance<py::int_>(told)) {
-    pattern.all = static_cast<Fate>(told.cast<int>());
+  if (py::isinstance<py::int_>(described)) {
+    pattern.all = static_cast<Fate>(described.cast<int>());
   } else {
-    for (const auto& fate : told) pattern.outputs.push_back(static_cast<Fate>(fate.cast<int>()));
+    for (const auto& fate : described) pattern.outputs.push_back(static_cast<Fate>(fate.cast<int>()));
   }
   return pattern;
 }
 
 CallPlan call_plan_from(const py::dict& patterns, const py::dict& num_calls) {
   CallPlan call;
-  for (const auto& [name, told] : patterns) {
-    if (py::isinstance<py::bool_>(told) && !told.cast<bool>()) continue;
+  for (const auto& [name, described] : patterns) {
+    if (py::isinstance<py::bool_>(described) && !described.cast<bool>()) continue;
     const auto number = op_rules.number_of(name.cast<std::string>());
     if (number >= call.calls.size()) call.calls.resize(number + 1);
     auto& calls = call.calls[number] = std::make_unique<Calls>();
     calls->op = name.cast<std::string>();
     calls->slot = call.num_slots++;
     if (num_calls.contains(name)) calls->num_expected = num_calls[name].cast<size_t>();
-    if (py::isinstance<py::bool_>(told)) {
+    if (py::isinstance<py::bool_>(described)) {
       calls->drops_everything = true;
     } else {
-      for (const auto& pattern : told) calls->patterns.push_back(pattern_from(pattern));
+      for (const auto& pattern : described) calls->patterns.push_back(pattern_from(pattern));
     }
   }
   return call;
 }
 
-intrusive_ptr<Region> region_from(py::object place, const py::list& calls, size_t beyond, size_t window_bytes,
-                                  bool records, bool watches) {
-  auto region = make_intrusive<Region>();
-  region->records = records;
-  region->watches = watches;
-  region->window_bytes = window_bytes;
-  region->path = place.attr("path").cast<std::string>();
-  region->place = std::move(place);
+intrusive_ptr<PlannedModule> planned_module_from(py::object place, const py::list& calls, size_t beyond,
+                                                 size_t window_bytes, bool records, bool hooks_saves) {
+  auto planned = make_intrusive<PlannedModule>();
+  planned->records = records;
+  planned->hooks_saves = hooks_saves;
+  planned->window_bytes = window_bytes;
+  planned->path = place.attr("path").cast<std::string>();
+  planned->place = std::move(place);
   for (const auto& call : calls) {
     const auto [patterns, num_calls] = call.cast<std::pair<py::dict, py::dict>>();
-    region->calls.push_back(call_plan_from(patterns, num_calls));
+    planned->calls.push_back(call_plan_from(patterns, num_calls));
   }
-  region->beyond = beyond;
-  return region;
+  planned->beyond = beyond;
+  return planned;
 }
 
-// The way to the host by itself, as `offloading.py` has it: for those who measure what it takes, and look at its rules.
+// Offloading by itself, as in `offloading.py`, for measurements and tests.
 void define_offloading(py::module_& module) {
   py::class_<OffloadedCopy, std::shared_ptr<OffloadedCopy>>(module, "OffloadedCopy")
       .def("before_write", &OffloadedCopy::before_write, py::arg("num_counted"))
@@ -84,15 +82,17 @@ void define_offloading(py::module_& module) {
 
 }  // namespace memfit
 
-TORCH_LIBRARY_IMPL(_, Fake, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&memfit::hear>()); }
+TORCH_LIBRARY_IMPL(_, Fake, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&memfit::dispatch_op>());
+}
 TORCH_LIBRARY_IMPL(aten, Fake, library) {
-  memfit::hear_usual_ops(library);
+  memfit::register_usual_ops(library);
   memfit::let_views_through(library);
 }
 
 PYBIND11_MODULE(MEMFIT_MODULE, module) {
   using namespace memfit;
-  py::class_<Region, intrusive_ptr<Region>>(module, "Region").def(py::init(&region_from));
+  py::class_<PlannedModule, intrusive_ptr<PlannedModule>>(module, "PlannedModule").def(py::init(&planned_module_from));
   py::class_<Rounds, std::shared_ptr<Rounds>>(module, "Rounds")
       .def(py::init<>())
       .def_property(
@@ -104,15 +104,15 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
       .def(py::init<>())
       .def("begin", &ForwardPass::begin)
       .def("run",
-           [](ForwardPass& forward_pass, const intrusive_ptr<Region>& region, const py::object& forward,
+           [](ForwardPass& forward_pass, const intrusive_ptr<PlannedModule>& planned, const py::object& forward,
               const py::tuple& args, const py::dict& kwargs) {
-             auto* result = forward_pass.run(region, forward.ptr(), args.ptr(), kwargs.ptr());
+             auto* result = forward_pass.run(planned, forward.ptr(), args.ptr(), kwargs.ptr());
              if (result == nullptr) throw py::error_already_set();
              return py::reinterpret_steal<py::object>(result);
            })
       .def("is_as_planned", &ForwardPass::is_as_planned)
       .def("close", &ForwardPass::close);
-  module.def("way_in", &way_in);
+  module.def("fast_path", &fast_path);
   define_offloading(module);
   module.attr("key_name") = c10::toString(KEY);
   module.def("intercept", &intercept);
@@ -120,8 +120,8 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
     return py::reinterpret_steal<py::object>(THPVariable_Wrap(detached_alias(THPVariable_Unpack(tensor.ptr()))));
   });
   module.def("log_events", [](py::object add) { event_log.send_to(std::move(add)); });
-  module.def("is_listening", [] { return listening_tape != nullptr; });
-  // The kernels of one kind of device, from then on.
+  module.def("is_recording", [] { return recording_tape != nullptr; });
+  // Sets the kernels for one device type.
   module.def("fuse_on", [](const std::string& device_type, uintptr_t launch, py::object kernel_of) {
     fusing = new Fusing{at::Device(device_type).type(), reinterpret_cast<LaunchKernel>(launch), std::move(kernel_of)};
   });
@@ -129,7 +129,7 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   module.def("num_fused_kernels_launched", [] { return fusing == nullptr ? 0 : fusing->num_launched.load(); });
   module.def("configure", [](py::object rule_of, py::object is_capturing, py::object stale_error, py::object torn_error,
                              py::object gather, py::object parameter) {
-    python = new Python{std::move(rule_of), std::move(is_capturing), std::move(stale_error), std::move(torn_error),
-                        std::move(gather),  std::move(parameter)};
+    python = new Python{std::move(rule_of),    std::move(is_capturing), std::move(stale_error),
+                        std::move(torn_error), std::move(gather),       std::move(parameter)};
   });
 }

@@ -1,6 +1,6 @@
-// What tapes know of storages: under the address of a StorageImpl, with a weak reference that keeps the address from
-// being given to another. No lock is held while anything is freed or run: both may wait for Python's own lock, and its
-// owner for ours.
+// What tapes know about storages, by the address of the StorageImpl. A weak reference prevents the address from being
+// reused. The mutex is never held while anything is freed or run: both may wait for the GIL, whose owner may wait for
+// the mutex.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace memfit {
 
-// What tapes know of one storage.
+// What tapes know about one storage.
 struct Note {
   weak_intrusive_ptr<c10::StorageImpl> storage;
   size_t tape;
@@ -25,7 +25,7 @@ class Notes {
  public:
   std::mutex mutex;
 
-  // The caller has the mutex, here and below.
+  // The caller holds the mutex, here and below.
   Note* on(const Tensor& tensor) {
     auto found = notes_.find(tensor.storage().unsafeGetStorageImpl());
     return found == notes_.end() ? nullptr : &found->second;
@@ -48,7 +48,7 @@ class Notes {
     return note;
   }
 
-  intrusive_ptr<DroppedValue> let_go(const c10::StorageImpl* storage, size_t tape) {
+  intrusive_ptr<DroppedValue> release(const c10::StorageImpl* storage, size_t tape) {
     auto found = notes_.find(storage);
     if (found == notes_.end() || found->second.tape != tape) return {};
     auto dropped = std::move(found->second.dropped);
@@ -56,7 +56,7 @@ class Notes {
     return dropped;
   }
 
-  // Returns what must be freed without the mutex.
+  // Returns values that the caller must free after it releases the mutex.
   std::vector<intrusive_ptr<DroppedValue>> tidied() {
     auto outdated = std::move(outdated_);
     outdated_.clear();

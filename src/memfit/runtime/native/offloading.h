@@ -1,9 +1,9 @@
-// The way of offloaded values to the host's memory and back, by the rules of `offloading.py`, where they are explained.
-// Each function stands for the one of the same name there.
+// Copies offloaded values to the host's memory and back. `offloading.py` explains the rules; each function implements
+// the one of the same name there.
 //
-// Nothing here knows CUDA: streams and events are those that c10 has for every kind of device. Whoever calls anything
-// has the lock of the pass. Destructors need none, and run wherever the last reference goes: on a thread of autograd's,
-// without Python's own lock, or when the interpreter is gone. So they never throw, and ask Python nothing.
+// Streams and events are c10's, for any kind of device; nothing depends on CUDA. Callers hold the lock of the pass.
+// Destructors need no lock and run where the last reference is released: in a thread of autograd, without the GIL, or
+// after the interpreter is finalized. They never throw and never call Python.
 
 #pragma once
 
@@ -30,7 +30,7 @@
 
 namespace memfit {
 
-// Where a value was made, and where it is copied from and to the device. The CPU has none.
+// The stream on which a value was made, and the one for its copies. The CPU has none.
 struct Streams {
   c10::Stream main;
   c10::Stream out;
@@ -41,7 +41,7 @@ inline c10::Stream current_stream(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-// Made once for each device, and kept.
+// Created once per device and kept.
 inline std::pair<c10::Stream, c10::Stream> side_streams(at::Device device) {
   static auto& mutex = *new std::mutex();
   static auto& known = *new std::unordered_map<at::Device, std::pair<c10::Stream, c10::Stream>>();
@@ -61,7 +61,7 @@ inline std::optional<Streams> streams_for(at::Device device) {
   return Streams{current_stream(device), out, back};
 }
 
-// Whether there is a way to the host: not for tensors without memory, nor into a captured graph.
+// Whether the tensor can be offloaded: it has memory, and no graph is being captured.
 inline bool can_leave(const Tensor& tensor) {
   if (tensor.key_set().has(c10::DispatchKey::Python)) return false;
   return tensor.is_cpu() || (tensor.is_cuda() && !is_being_captured());
@@ -74,7 +74,7 @@ inline size_t storage_bytes(const Tensor& tensor) {
   return tensor.is_cuda() ? (num_bytes + granularity - 1) / granularity * granularity : num_bytes;
 }
 
-// Where values that are offloaded from the CPU itself are kept: apart from the memory that plans count, as the host's is.
+// Memory for values that are offloaded from the CPU itself. Like the host's memory of a GPU, plans do not count it.
 inline Tensor buffer_apart(int64_t num_bytes) {
   auto* bytes = std::malloc(std::max<int64_t>(num_bytes, 1));
   TORCH_CHECK_WITH(OutOfMemoryError, bytes != nullptr, "could not allocate ", num_bytes, " bytes");
@@ -92,8 +92,8 @@ inline Tensor host_buffer(int64_t num_bytes, bool is_pinned) {
   }
 }
 
-// Starts a copy on ``side``, after all that is launched on the current stream; returns when it is done. The allocator
-// of pinned memory takes note of the copy, so that host buffers can be given up at any time.
+// Starts a copy on ``side`` after all work launched on the current stream, and returns the event of its end. The pinned
+// allocator records the copy, so that host buffers can be released at any time.
 inline std::optional<c10::Event> copied_beside(Tensor target, const Tensor& source, std::optional<c10::Stream> side) {
   BelowAutogradAndAutocast below;
   UnseenByDispatchModes unseen;
@@ -101,7 +101,7 @@ inline std::optional<c10::Event> copied_beside(Tensor target, const Tensor& sour
     target.copy_(source);
     return std::nullopt;
   }
-  // One event serves both ways: who waits for one waits for what was recorded last by then.
+  // One event serves both directions: waiting for it waits for what was recorded last.
   c10::Event event(side->device_type());
   event.record(current_stream(side->device()));
   event.block(*side);
@@ -113,7 +113,7 @@ inline std::optional<c10::Event> copied_beside(Tensor target, const Tensor& sour
   return event;
 }
 
-// Lets what computes wait for ``event``: the stream on which the value was made, and the one in use now.
+// Makes the computing streams wait for ``event``: the one on which the value was made, and the current one.
 inline void wait_for(const std::optional<c10::Event>& event, const std::optional<Streams>& streams) {
   if (!event || !streams) return;
   event->block(streams->main);
@@ -121,25 +121,25 @@ inline void wait_for(const std::optional<c10::Event>& event, const std::optional
   if (current != streams->main) event->block(current);
 }
 
-// Lets the stream whose memory is about to be free wait for the copy that may still use it.
+// Makes the stream that owns the memory wait for the copy that may still use it, before the memory is freed.
 inline void wait_before_freeing(const std::optional<c10::Event>& event,
                                 const std::optional<Streams>& streams) noexcept {
   if (!event || !streams) return;
   try {
     event->block(streams->main);
   } catch (...) {
-    // The device is gone, or broken, and what uses it next is told so.
+    // The device is lost or broken. The next op on it raises the error.
   }
 }
 
-// Thrown where no Python error can be raised yet: nobody knows what was copied.
+// Thrown where no Python error can be raised yet: the copy may mix old and new content.
 struct TornValue {
   std::string maker;
   int64_t torn_at;
   int64_t version;
 };
 
-// A storage on its way to the host, which must be neither let go of nor written before it got there.
+// A storage that is being copied to the host. It must not be freed or written before the copy ends.
 class Departure {
  public:
   const at::Device device;
@@ -179,7 +179,7 @@ class Departure {
     is_settled_ = true;
   }
 
-  void let_go() {
+  void release() {
     settle();
     original_.reset();
   }
@@ -194,7 +194,7 @@ class Departure {
   const std::string maker_;
   std::optional<c10::Event> left_;
   bool is_settled_ = false;
-  // The version at which it was found to have been written too early.
+  // The version at which an early write was found.
   std::optional<int64_t> torn_at_;
 };
 
@@ -209,22 +209,22 @@ class Offloading : public std::enable_shared_from_this<Offloading> {
   void note_read(size_t number);
 
  private:
-  void let_go_of_first();
+  void release_first();
 
   size_t window_bytes_ = 0;
   std::vector<std::weak_ptr<OffloadedCopy>> copies_;
   std::deque<std::shared_ptr<Departure>> leaving_;
   size_t bytes_leaving_ = 0;
-  // By number: which are yet to be started on their way back, in order, and which are on it and not yet read.
+  // Numbers of copies: those whose fetch has not started, in order, and those that are fetched but not yet read.
   std::vector<size_t> waiting_;
   std::vector<size_t> ahead_;
 };
 
-// Of all passes, for those who look on.
+// Over all passes, for tests.
 inline std::atomic<size_t> num_copies_made{0};
 inline std::atomic<size_t> num_copies_alive{0};
 
-// One value in the host's memory, or on its way back. Giving it up frees whatever it still takes.
+// One value in the host's memory, or being fetched. The destructor frees its memory on both sides.
 class OffloadedCopy {
  public:
   OffloadedCopy(std::shared_ptr<Offloading> offloading, size_t number, std::shared_ptr<Departure> departure)
@@ -238,7 +238,7 @@ class OffloadedCopy {
   OffloadedCopy(const OffloadedCopy&) = delete;
   OffloadedCopy& operator=(const OffloadedCopy&) = delete;
   ~OffloadedCopy() {
-    // It was on its way back, and nobody will read it.
+    // It was being fetched, and will not be read.
     wait_before_freeing(arrived_, departure_->streams);
     --num_copies_alive;
   }
@@ -256,7 +256,7 @@ class OffloadedCopy {
     buffer_ = std::move(buffer);
   }
 
-  // What the storage held, as bytes on its device. It can be had once.
+  // Returns the storage's content as bytes on its device. Can be called once.
   Tensor fetch() {
     if (!buffer_.defined()) start();
     departure_->refuse_if_torn();
@@ -286,19 +286,19 @@ inline std::shared_ptr<OffloadedCopy> Offloading::send(Tensor tensor, int64_t ve
   copies_.push_back(copy);
   bytes_leaving_ += departure->num_bytes;
   leaving_.push_back(std::move(departure));
-  while (bytes_leaving_ > window_bytes) let_go_of_first();
+  while (bytes_leaving_ > window_bytes) release_first();
   return copy;
 }
 
 inline void Offloading::end_forward() {
-  while (!leaving_.empty()) let_go_of_first();
+  while (!leaving_.empty()) release_first();
 }
 
-inline void Offloading::let_go_of_first() {
+inline void Offloading::release_first() {
   const auto departure = std::move(leaving_.front());
   leaving_.pop_front();
   bytes_leaving_ -= departure->num_bytes;
-  departure->let_go();
+  departure->release();
 }
 
 inline void Offloading::fetch_ahead() {
@@ -308,7 +308,7 @@ inline void Offloading::fetch_ahead() {
   }
   while (!waiting_.empty()) {
     const auto number = waiting_.back();
-    // What nobody wants any more stays where it is.
+    // Values that are no longer referenced are not fetched.
     if (const auto copy = copies_[number].lock()) {
       bytes_ahead += copy->num_bytes();
       if (bytes_ahead > window_bytes_) return;

@@ -1,4 +1,4 @@
-// How the tape treats each op. Asked of `op_rules.py`, once per op.
+// How the engine treats each op. Read from `op_rules.py`, once per op.
 
 #pragma once
 
@@ -19,7 +19,7 @@ namespace memfit {
 
 enum class Treatment { VIEW = 0, PURE, IN_PLACE, OVERWRITE, OPAQUE };
 
-// What kernels that replay several ops at once take for granted of an argument, as `pointwise_ops.py` tells it.
+// What a kernel that replays several ops assumes about an argument, as in `pointwise_ops.py`.
 enum class ArgumentRule { TENSOR = 0, ANY, ONE, OWN_DEVICE, TEXT };
 
 struct OpRule {
@@ -35,9 +35,9 @@ struct OpRule {
   std::optional<size_t> dropout_argument;
   std::optional<std::array<size_t, 3>> batch_norm_arguments;
   std::optional<size_t> generator_argument;
-  std::vector<ArgumentRule> pointwise;  // of each argument, empty where the op is not one of them
-  bool casts = false;                   // a pointwise op that takes an argument of any type
-  bool is_exact = false;                // one that may be part of a kernel in all types, and not only in short ones
+  std::vector<ArgumentRule> pointwise;  // of each argument; empty for other ops
+  bool casts = false;                   // accepts an argument of any type
+  bool is_exact = false;                // bit-identical in all types, not only in 16-bit ones
 };
 
 class OpRules {
@@ -45,7 +45,7 @@ class OpRules {
   const OpRule& of(const c10::OperatorHandle& op) {
     thread_local std::unordered_map<const c10::FunctionSchema*, const OpRule*> seen;
     auto& rule = seen[&op.schema()];
-    // An op may have been taken back and another one put in its place.
+    // An op may have been deregistered and another one registered under its name.
     if (rule == nullptr || !(rule->operator_name == op.operator_name())) rule = &read(op);
     return *rule;
   }
@@ -66,17 +66,18 @@ class OpRules {
     auto rule = std::make_unique<OpRule>(operator_name);
     {
       py::gil_scoped_acquire gil;
-      auto told = python->rule_of(operator_name.name, operator_name.overload_name).cast<py::tuple>();
-      rule->name = told[0].cast<std::string>();
-      rule->treatment = static_cast<Treatment>(told[1].cast<int>());
-      rule->written = told[2].cast<std::vector<size_t>>();
-      rule->draws_random = told[3].cast<bool>();
-      rule->is_deterministic_on_cuda = told[4].cast<bool>();
-      rule->dropout_argument = told[5].cast<std::optional<size_t>>();
-      rule->batch_norm_arguments = told[6].cast<std::optional<std::array<size_t, 3>>>();
-      for (const auto& argument : told[7]) rule->pointwise.push_back(static_cast<ArgumentRule>(argument.cast<int>()));
-      rule->casts = told[8].cast<bool>();
-      rule->is_exact = told[9].cast<bool>();
+      auto described = python->rule_of(operator_name.name, operator_name.overload_name).cast<py::tuple>();
+      rule->name = described[0].cast<std::string>();
+      rule->treatment = static_cast<Treatment>(described[1].cast<int>());
+      rule->written = described[2].cast<std::vector<size_t>>();
+      rule->draws_random = described[3].cast<bool>();
+      rule->is_deterministic_on_cuda = described[4].cast<bool>();
+      rule->dropout_argument = described[5].cast<std::optional<size_t>>();
+      rule->batch_norm_arguments = described[6].cast<std::optional<std::array<size_t, 3>>>();
+      for (const auto& argument : described[7])
+        rule->pointwise.push_back(static_cast<ArgumentRule>(argument.cast<int>()));
+      rule->casts = described[8].cast<bool>();
+      rule->is_exact = described[9].cast<bool>();
     }
     rule->number = number_of(rule->name);
     const auto& arguments = op.schema().arguments();

@@ -1,6 +1,6 @@
-// The state of a generator of random numbers, as a recipe keeps it until its op is replayed.
+// The state of a random number generator, kept by a record until its op is replayed.
 //
-// The state of a CPU generator is copied as it is: as a tensor, it would take memory of the allocator that plans count.
+// The state of a CPU generator is copied into plain memory: a tensor would take memory that plans count.
 
 #pragma once
 
@@ -25,7 +25,7 @@ class RandomState {
     }
   }
 
-  void put_back(at::Generator& generator) const {
+  void restore(at::Generator& generator) const {
     std::lock_guard lock(generator.mutex());
     if (!cpu_) {
       generator.set_state(tensor_);

@@ -1,4 +1,4 @@
-// Brings dropped values back, as `replay.py` does.
+// Replays dropped values, as `replay.py` does.
 
 #pragma once
 
@@ -13,25 +13,25 @@
 
 namespace memfit {
 
-inline std::vector<intrusive_ptr<Recipe>> recipes_for(const DroppedValue& value) {
-  std::map<size_t, intrusive_ptr<Recipe>, std::greater<>> needed{{value.recipe->number, value.recipe}};
-  std::vector<Recipe*> stack{value.recipe.get()};
+inline std::vector<intrusive_ptr<ReplayRecord>> recipes_for(const DroppedValue& value) {
+  std::map<size_t, intrusive_ptr<ReplayRecord>, std::greater<>> needed{{value.record->number, value.record}};
+  std::vector<ReplayRecord*> stack{value.record.get()};
   while (!stack.empty()) {
-    auto* recipe = stack.back();
+    auto* record = stack.back();
     stack.pop_back();
-    for (const auto& [slot, source] : recipe->sources) {
-      if (!source.value || !source.value->recipe) continue;
-      const auto& before = source.value->recipe;
+    for (const auto& [slot, source] : record->sources) {
+      if (!source.value || !source.value->record) continue;
+      const auto& before = source.value->record;
       if (needed.emplace(before->number, before).second) stack.push_back(before.get());
     }
   }
-  std::vector<intrusive_ptr<Recipe>> last_first;
+  std::vector<intrusive_ptr<ReplayRecord>> last_first;
   last_first.reserve(needed.size());
-  for (auto& [number, recipe] : needed) last_first.push_back(std::move(recipe));
+  for (auto& [number, record] : needed) last_first.push_back(std::move(record));
   return last_first;
 }
 
-inline Tensor Recipe::fetched() const { return tensor_with(*geometry, copy->fetch()); }
+inline Tensor ReplayRecord::fetched() const { return tensor_with(*geometry, copy->fetch()); }
 
 // FSDP2 frees gathered parameters between their uses.
 inline bool is_freed(const Tensor& tensor) {
@@ -40,7 +40,7 @@ inline bool is_freed(const Tensor& tensor) {
 
 inline void gather(const HeldTensor& held) {
   py::gil_scoped_acquire gil;
-  python->gather(held.region->place, py::reinterpret_steal<py::object>(THPVariable_Wrap(held.tensor)));
+  python->gather(held.module->place, py::reinterpret_steal<py::object>(THPVariable_Wrap(held.tensor)));
 }
 
 inline Tensor read(const Source& source) {
@@ -66,12 +66,12 @@ inline Tensor read(const Source& source) {
   return tensor_with(*source.geometry, value.tensor);
 }
 
-inline Stack Recipe::arguments_with_tensors() const {
+inline Stack ReplayRecord::arguments_with_tensors() const {
   Stack stack(arguments);
   std::optional<size_t> copied;
   for (const auto& [slot, source] : sources) {
     auto& argument = stack[slot.argument];
-    // The lists of the recipe itself stay as they are, without tensors.
+    // The record's own lists stay without tensors.
     if (slot.item && copied != slot.argument) {
       argument = with_own_list(argument);
       copied = slot.argument;
@@ -81,7 +81,7 @@ inline Stack Recipe::arguments_with_tensors() const {
   return stack;
 }
 
-inline Stack Recipe::call() {
+inline Stack ReplayRecord::call() {
   if (kind == Kind::FETCH) return Stack{fetched()};
   auto stack = arguments_with_tensors();
   Tensor canvas;
@@ -93,7 +93,7 @@ inline Stack Recipe::call() {
     canvas = rewritten->tensor;
     if (rewritten->num_uses > 1) {
       canvas = empty_with(rewritten->geometry, canvas.device()).copy_(canvas);
-      // Every argument that lies in the rewritten memory must see the writes, as it did in the forward pass.
+      // Arguments that share the rewritten storage must see the write, as they did in the forward pass.
       for (const auto& [slot, source] : sources) {
         if (source.value == rewritten && !slot.item) stack[slot.argument] = tensor_with(*source.geometry, canvas);
       }
@@ -103,7 +103,7 @@ inline Stack Recipe::call() {
   return canvas.defined() ? Stack{std::move(canvas)} : stack;
 }
 
-inline void Recipe::run() {
+inline void ReplayRecord::run() {
   if (event_log.is_on()) event_log.add(kind == Kind::FETCH ? "fetch" : "replay " + op_rules.of(op).name);
   Stack results;
   if (!generator) {
@@ -112,8 +112,8 @@ inline void Recipe::run() {
     struct Rewound {
       at::Generator& generator;
       RandomState state_now;
-      Rewound(at::Generator& of, const RandomState& to) : generator(of), state_now(of) { to.put_back(generator); }
-      ~Rewound() { state_now.put_back(generator); }
+      Rewound(at::Generator& of, const RandomState& to) : generator(of), state_now(of) { to.restore(generator); }
+      ~Rewound() { state_now.restore(generator); }
     } rewound(*generator, *generator_state);
     results = call();
   }

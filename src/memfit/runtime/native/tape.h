@@ -1,4 +1,4 @@
-// The tape of `tape.py`. Each function stands for the one of the same name there, where its rule is explained.
+// The tape of `tape.py`. Each function implements the one of the same name there, where its rule is explained.
 
 #pragma once
 
@@ -21,11 +21,11 @@
 #include "interception.h"
 #include "notes.h"
 #include "replay.h"
-#include "watching.h"
+#include "save_hooks.h"
 
 namespace memfit {
 
-// Nested tensors say that they are strided, and have neither sizes nor strides.
+// Nested tensors report a strided layout but have neither sizes nor strides.
 inline bool is_strided(const Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_nested();
 }
@@ -34,7 +34,7 @@ inline bool has_no_history(const Tensor& tensor) {
   return tensor.is_leaf() || (tensor.is_view() && tensor._base().is_leaf());
 }
 
-// Shares the tensor's version counter, and is seen by no dispatch mode.
+// Shares the tensor's version counter; hidden from dispatch modes.
 inline Tensor detached_alias(const Tensor& tensor) {
   UnseenByDispatchModes unseen;
   const auto* tensor_impl = tensor.unsafeGetTensorImpl();
@@ -54,11 +54,11 @@ class Tape {
   }
 
   Frame* frame = nullptr;  // of the innermost recorded module
-  Watching watching;
+  SaveHooks save_hooks;
   bool is_as_planned = true;
 
   PassState& state() { return *state_; }
-  void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
+  void dispatch_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
   bool passes_by(const OpRule& rule, bool is_meta, bool is_plain, const Tensor* written, uint64_t requiring_grad);
   template <typename Run>
   auto run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, std::vector<IValue> arguments, Run run);
@@ -69,17 +69,17 @@ class Tape {
   const Pattern* pattern_of_call(const OpRule& rule, at::ArrayRef<IValue> arguments, Pattern& kept);
   const Pattern* next_pattern(const OpRule& rule);
   void run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
-                   const Pattern& pattern, std::vector<IValue> recipe_arguments);
+                   const Pattern& pattern, std::vector<IValue> record_arguments);
   void decide_on(at::ArrayRef<const Tensor*> outputs, const c10::OperatorHandle& op, const OpRule& rule,
-                 const Pattern& pattern, std::vector<IValue> recipe_arguments, std::optional<Draw> draw);
+                 const Pattern& pattern, std::vector<IValue> record_arguments, std::optional<Draw> draw);
   void run_batch_norm(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
                       const Pattern* pattern);
   void run_writing_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
                       Fate fate);
   void offload(const Tensor& output, int64_t version, const c10::OperatorHandle& op, const OpRule& rule);
   void before_write(const std::vector<Tensor>& written, const OpRule& rule);
-  intrusive_ptr<Recipe> record(Recipe::Kind kind, const c10::OperatorHandle& op, const OpRule& rule,
-                               std::vector<IValue> arguments, std::optional<Draw> draw);
+  intrusive_ptr<ReplayRecord> add_record(ReplayRecord::Kind kind, const c10::OperatorHandle& op, const OpRule& rule,
+                                         std::vector<IValue> arguments, std::optional<Draw> draw);
   Source source(const Tensor& tensor, const OpRule& rule);
   intrusive_ptr<DroppedValue> content(Note& note, const Tensor& tensor);
   void drop(const Tensor& tensor, intrusive_ptr<DroppedValue> value, int64_t version);
@@ -88,35 +88,35 @@ class Tape {
 
   size_t number_;
   const std::shared_ptr<PassState> state_ = std::make_shared<PassState>();
-  size_t num_recipes_ = 0;
+  size_t num_records_ = 0;
   std::vector<std::pair<const c10::StorageImpl*, weak_intrusive_ptr<c10::StorageImpl>>> dropping_;
-  // What was found to hold something else by now, freed at the next occasion.
+  // Values of storages that hold other content by now; freed at the next call.
   std::vector<intrusive_ptr<DroppedValue>> outdated_;
 };
 
-// Who hears the ops of this thread.
-inline thread_local Tape* listening_tape = nullptr;
+// The tape that records the ops of this thread.
+inline thread_local Tape* recording_tape = nullptr;
 
-inline void hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  // What the op itself calls is none of the tape's business.
+inline void dispatch_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  // Ops that the op itself calls are not recorded.
   c10::impl::ExcludeDispatchKeyGuard unheard(KEY);
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
-  // A thread of autograd's may have the key on, but nobody who listens.
-  if (listening_tape == nullptr) {
+  // Threads of autograd may include the key without a tape.
+  if (recording_tape == nullptr) {
     if (!is_handled(op, stack)) op.redispatchBoxed(below, stack);
-  } else if (listening_tape->frame == nullptr) {
+  } else if (recording_tape->frame == nullptr) {
     op.redispatchBoxed(below, stack);
   } else {
-    listening_tape->hear(op, below, stack);
+    recording_tape->dispatch_op(op, below, stack);
   }
 }
 
-// By what `Watching` knows a call.
+// Identifies a call for `SaveHooks`.
 inline uint64_t call_of(const OpRule& rule, uint64_t requiring_grad, bool drops) {
   return (requiring_grad << 24U) + (static_cast<uint64_t>(rule.number) << 1U) + static_cast<uint64_t>(drops);
 }
 
-// What becomes of the outputs of a call that is about to run, null where all is saved; ``kept`` is where it may be put.
+// Returns the decisions for the outputs of a call that is about to run, null if all are saved. ``kept`` may hold them.
 inline const Pattern* Tape::pattern_of_call(const OpRule& rule, at::ArrayRef<IValue> arguments, Pattern& kept) {
   forget_dead_storages();
   const auto* pattern = is_plain_call(arguments) ? next_pattern(rule) : nullptr;
@@ -124,15 +124,15 @@ inline const Pattern* Tape::pattern_of_call(const OpRule& rule, at::ArrayRef<IVa
     if (rule.treatment == Treatment::PURE) kept = pattern->without_drops();
     pattern = kept.saves_all() ? nullptr : &kept;
   }
-  watching.heard(call_of(rule, requiring_grad(arguments), pattern != nullptr));
+  save_hooks.next_call(call_of(rule, requiring_grad(arguments), pattern != nullptr));
   return pattern;
 }
 
-inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+inline void Tape::dispatch_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& rule = op_rules.of(op);
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   const auto* tensor = rule.treatment == Treatment::VIEW ? nullptr : first_tensor(arguments);
-  // Tensors without memory are how others trace what an op would do.
+  // Meta tensors are used to trace what an op would do.
   if (rule.treatment == Treatment::VIEW || (tensor != nullptr && tensor->is_meta())) {
     op.redispatchBoxed(keys, stack);
     return;
@@ -150,7 +150,7 @@ inline void Tape::hear(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   }
 }
 
-// Returns whether nothing is to be done about a call but to run it. If so, does what else `hear` does: counts it.
+// Returns whether the call only has to run. If so, counts it, as `dispatch_op` would.
 inline bool Tape::passes_by(const OpRule& rule, bool is_meta, bool is_plain, const Tensor* written,
                             uint64_t requiring_grad) {
   if (frame == nullptr || is_meta) return true;
@@ -164,7 +164,7 @@ inline bool Tape::passes_by(const OpRule& rule, bool is_meta, bool is_plain, con
     if (calls->pattern_of(num_calls) != nullptr) return false;
     ++num_calls;
   }
-  watching.heard(call_of(rule, requiring_grad, false));
+  save_hooks.next_call(call_of(rule, requiring_grad, false));
   forget_dead_storages();
   return true;
 }
@@ -181,15 +181,15 @@ inline bool lies_under(const c10::StorageImpl* storage, at::ArrayRef<IValue> arg
 }
 
 inline void Tape::run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const OpRule& rule,
-                              const Pattern& pattern, std::vector<IValue> recipe_arguments) {
-  auto draw = pattern.has(Fate::DROP) ? generator_and_state(rule, recipe_arguments) : std::nullopt;
+                              const Pattern& pattern, std::vector<IValue> record_arguments) {
+  auto draw = pattern.has(Fate::DROP) ? generator_and_state(rule, record_arguments) : std::nullopt;
   op.redispatchBoxed(keys, stack);
   const auto results = torch::jit::last(*stack, op.schema().returns().size());
   const bool is_list = results.size() == 1 && results[0].isTensorList();
   c10::SmallVector<const Tensor*, 4> outputs;
   for (const auto& result : is_list ? results[0].toListRef() : results)
     outputs.push_back(result.isTensor() ? &result.toTensor() : nullptr);
-  decide_on(outputs, op, rule, pattern, std::move(recipe_arguments), std::move(draw));
+  decide_on(outputs, op, rule, pattern, std::move(record_arguments), std::move(draw));
 }
 
 inline const Tensor* tensor_or_null(const Tensor& tensor) { return &tensor; }
@@ -205,7 +205,7 @@ void add_outputs(const std::tuple<Results...>& results, c10::SmallVectorImpl<con
   std::apply([&](const auto&... each) { (outputs.push_back(tensor_or_null(each)), ...); }, results);
 }
 
-// For a call that drops something, of an op that writes to nothing: ``run`` does it, without boxing it once more.
+// Runs a call that drops an output, of an op that writes to nothing. ``run`` calls the op without boxing it again.
 template <typename Run>
 auto Tape::run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, std::vector<IValue> arguments,
                              Run run) {
@@ -220,13 +220,13 @@ auto Tape::run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, 
   return result;
 }
 
-// Drops or offloads what a call has made, or saves it, as told; null stands for an output that is no tensor.
+// Drops, offloads or saves each output of a call; null stands for an output that is not a tensor.
 inline void Tape::decide_on(at::ArrayRef<const Tensor*> outputs, const c10::OperatorHandle& op, const OpRule& rule,
-                            const Pattern& pattern, std::vector<IValue> recipe_arguments, std::optional<Draw> draw) {
-  intrusive_ptr<Recipe> recipe;
+                            const Pattern& pattern, std::vector<IValue> record_arguments, std::optional<Draw> draw) {
+  intrusive_ptr<ReplayRecord> record;
   if (pattern.has(Fate::DROP)) {
-    recipe = record(Recipe::Kind::PURE, op, rule, std::move(recipe_arguments), std::move(draw));
-    recipe_arguments.clear();
+    record = add_record(ReplayRecord::Kind::PURE, op, rule, std::move(record_arguments), std::move(draw));
+    record_arguments.clear();
   }
   for (size_t position = 0; position < outputs.size(); ++position) {
     const auto fate = pattern[position];
@@ -235,13 +235,13 @@ inline void Tape::decide_on(at::ArrayRef<const Tensor*> outputs, const c10::Oper
     if (!is_strided(output)) continue;
     {
       std::lock_guard lock(notes.mutex);
-      // An op that hands back an argument has made nothing new. Where there is a recipe, arguments have notes.
+      // An op that returns an argument made no new value. Arguments of recorded calls have notes.
       if (notes.on(output) != nullptr) continue;
     }
     if (fate == Fate::DROP) {
-      event_log.add("drop", frame->region->path, rule.name, position);
-      drop(output, recipe->add_output(position, output), version_of(output));
-    } else if (recipe || !lies_under(output.storage().unsafeGetStorageImpl(), recipe_arguments)) {
+      event_log.add("drop", frame->module->path, rule.name, position);
+      drop(output, record->add_output(position, output), version_of(output));
+    } else if (record || !lies_under(output.storage().unsafeGetStorageImpl(), record_arguments)) {
       offload(output, version_of(output), op, rule);
     }
   }
@@ -253,18 +253,18 @@ inline void Tape::offload(const Tensor& output, int64_t version, const c10::Oper
   std::shared_ptr<OffloadedCopy> copy;
   {
     PassLock lock(*state_);
-    copy = state_->offloading->send(std::move(alias), version, frame->region->path + "::" + rule.name,
-                                    frame->region->window_bytes);
+    copy = state_->offloading->send(std::move(alias), version, frame->module->path + "::" + rule.name,
+                                    frame->module->window_bytes);
   }
   if (!copy) return;
-  event_log.add("offload", frame->region->path, rule.name);
-  auto recipe = make_intrusive<Recipe>(++num_recipes_, state_, Recipe::Kind::FETCH, op);
-  recipe->copy = std::move(copy);
-  recipe->geometry.emplace(output);
-  drop(output, recipe->add_output(0, output), version);
+  event_log.add("offload", frame->module->path, rule.name);
+  auto record = make_intrusive<ReplayRecord>(++num_records_, state_, ReplayRecord::Kind::FETCH, op);
+  record->copy = std::move(copy);
+  record->geometry.emplace(output);
+  drop(output, record->add_output(0, output), version);
 }
 
-// Whether the type of what a batch norm returns follows from that of its running statistics.
+// Whether the dtype of a batch norm's result depends on that of its running statistics.
 inline bool decides_on_type(const std::vector<IValue>& arguments, size_t statistic) {
   const auto& weight = arguments[1];
   const bool has_weight = weight.isTensor() && weight.toTensor().defined();
@@ -273,24 +273,24 @@ inline bool decides_on_type(const std::vector<IValue>& arguments, size_t statist
 
 inline void Tape::run_batch_norm(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
                                  const OpRule& rule, const Pattern* pattern) {
-  auto recipe_arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
+  auto record_arguments = torch::jit::last(*stack, op.schema().arguments().size()).vec();
   const auto [mean, variance, training] = *rule.batch_norm_arguments;
   const bool drops = pattern != nullptr && pattern->has(Fate::DROP);
-  if (recipe_arguments[training].toBool()) {
+  if (record_arguments[training].toBool()) {
     std::vector<Tensor> written;
     for (auto position : {mean, variance}) {
-      const auto& statistic = recipe_arguments[position];
+      const auto& statistic = record_arguments[position];
       const bool is_given = statistic.isTensor() && statistic.toTensor().defined();
       if (is_given) written.push_back(statistic.toTensor());
-      const bool tells_type = is_given && drops && decides_on_type(recipe_arguments, position);
-      recipe_arguments[position] = tells_type ? IValue(at::empty_like(written.back())) : IValue();
+      const bool decides_type = is_given && drops && decides_on_type(record_arguments, position);
+      record_arguments[position] = decides_type ? IValue(at::empty_like(written.back())) : IValue();
     }
     before_write(written, rule);
   }
   if (pattern == nullptr) {
     op.redispatchBoxed(keys, stack);
   } else {
-    run_pure_op(op, keys, stack, rule, *pattern, std::move(recipe_arguments));
+    run_pure_op(op, keys, stack, rule, *pattern, std::move(record_arguments));
   }
 }
 
@@ -305,31 +305,31 @@ inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKey
     });
   }
   before_write(written, rule);
-  intrusive_ptr<Recipe> recipe;
+  intrusive_ptr<ReplayRecord> record;
   std::optional<Geometry> geometry;
   if (written.empty() || !is_strided(written[0])) fate = Fate::SAVE;
-  // Autograd counts the write after this call returns.
+  // Autograd increments the version after this call returns.
   const auto version = fate == Fate::SAVE ? 0 : version_of(written[0]) + 1;
   if (fate == Fate::DROP) {
     const auto& target = written[0];
     auto draw = generator_and_state(rule, arguments);
     if (rule.treatment == Treatment::OVERWRITE && covers_its_storage(target)) {
       geometry.emplace(target);
-      auto recipe_arguments = arguments;
-      recipe_arguments[0] = IValue();
-      recipe = record(Recipe::Kind::OVERWRITE, op, rule, std::move(recipe_arguments), std::move(draw));
-      recipe->geometry = geometry;
-      recipe->device = target.device();
+      auto record_arguments = arguments;
+      record_arguments[0] = IValue();
+      record = add_record(ReplayRecord::Kind::OVERWRITE, op, rule, std::move(record_arguments), std::move(draw));
+      record->geometry = geometry;
+      record->device = target.device();
     } else if (rule.treatment == Treatment::IN_PLACE) {
       intrusive_ptr<DroppedValue> before;
       {
         std::lock_guard lock(notes.mutex);
         before = content(notes.written_by(number_, target), target);
       }
-      // A content that is held anyway gains nothing from a recipe: a copy of it would have to be held.
+      // For content that is held anyway, a record would save nothing: a copy of the content would have to be held.
       if (before) {
         geometry = before->geometry;
-        recipe = record(Recipe::Kind::IN_PLACE, op, rule, arguments, std::move(draw));
+        record = add_record(ReplayRecord::Kind::IN_PLACE, op, rule, arguments, std::move(draw));
       }
     }
   }
@@ -343,22 +343,22 @@ inline void Tape::run_writing_op(const c10::OperatorHandle& op, c10::DispatchKey
     if (stale != nullptr) stale->dropped.reset();
   }
   if (fate == Fate::OFFLOAD) offload(written[0], version, op, rule);
-  if (recipe) {
-    event_log.add("drop", frame->region->path, rule.name, 0);
-    auto value = make_intrusive<DroppedValue>(recipe, *geometry);
-    recipe->outputs.emplace_back(0, value);
+  if (record) {
+    event_log.add("drop", frame->module->path, rule.name, 0);
+    auto value = make_intrusive<DroppedValue>(record, *geometry);
+    record->outputs.emplace_back(0, value);
     drop(written[0], std::move(value), version);
   }
 }
 
-// Lets the storage that ``value`` left be written. A value that has come back has no recipe, and had left by then.
+// Waits until the storage of an offloaded ``value`` may be written. A restored value has no record and needs no wait.
 inline void before_write_to(const DroppedValue& value, int num_counted) {
   PassLock lock(*value.pass);
-  if (value.recipe) value.recipe->copy->before_write(num_counted);
+  if (value.record) value.record->copy->before_write(num_counted);
 }
 
 inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule& rule) {
-  // Ops of libraries may count their writes before they are heard.
+  // Ops of libraries may increment versions before they are intercepted.
   const auto num_counted = rule.name.compare(0, 5, "aten.") == 0 ? 0 : 1;
   for (const auto& tensor : written) {
     if (!is_strided(tensor)) continue;
@@ -371,7 +371,7 @@ inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule&
       if (note->dropped && note->dropped->is_offloaded) offloaded = note->dropped;
       for (const auto& reference : note->held) {
         auto holder = reference.lock();
-        // One over what was written unheard must not take that for what it held.
+        // A tensor over content that was written without being recorded must not get a copy of that content.
         if (holder && version_of(holder->tensor) - holder->version <= num_counted) holders.push_back(std::move(holder));
       }
       note->held.clear();
@@ -383,24 +383,25 @@ inline void Tape::before_write(const std::vector<Tensor>& written, const OpRule&
   }
 }
 
-inline intrusive_ptr<Recipe> Tape::record(Recipe::Kind kind, const c10::OperatorHandle& op, const OpRule& rule,
-                                          std::vector<IValue> arguments, std::optional<Draw> draw) {
-  event_log.add("record", frame->region->path, rule.name);
-  auto recipe = make_intrusive<Recipe>(++num_recipes_, state_, kind, op);
-  // More of them are rare.
-  recipe->sources.reserve(3);
+inline intrusive_ptr<ReplayRecord> Tape::add_record(ReplayRecord::Kind kind, const c10::OperatorHandle& op,
+                                                    const OpRule& rule, std::vector<IValue> arguments,
+                                                    std::optional<Draw> draw) {
+  event_log.add("record", frame->module->path, rule.name);
+  auto record = make_intrusive<ReplayRecord>(++num_records_, state_, kind, op);
+  // More are rare.
+  record->sources.reserve(3);
   std::vector<std::pair<Slot, Tensor>> numbers;
   any_tensor(arguments, [&](const Slot& slot, const Tensor& tensor) {
-    // A number that was made a tensor; nobody else has it.
+    // A number that was wrapped in a tensor; no one else refers to it.
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       numbers.emplace_back(slot, uncounted_number(tensor));
     } else {
-      recipe->sources.emplace_back(slot, source(tensor, rule));
+      record->sources.emplace_back(slot, source(tensor, rule));
     }
     return false;
   });
   std::optional<size_t> copied;
-  for (const auto& [slot, source] : recipe->sources) {
+  for (const auto& [slot, source] : record->sources) {
     auto& argument = arguments[slot.argument];
     if (slot.item && copied != slot.argument) {
       argument = with_own_list(argument);
@@ -409,16 +410,16 @@ inline intrusive_ptr<Recipe> Tape::record(Recipe::Kind kind, const c10::Operator
     put(Tensor(), argument, slot);
   }
   for (auto& [slot, number] : numbers) put(std::move(number), arguments[slot.argument], slot);
-  recipe->arguments = std::move(arguments);
+  record->arguments = std::move(arguments);
   if (draw) {
-    recipe->generator = std::move(draw->generator);
-    recipe->generator_state = std::move(draw->state);
+    record->generator = std::move(draw->generator);
+    record->generator_state = std::move(draw->state);
   }
-  return recipe;
+  return record;
 }
 
 inline Source Tape::source(const Tensor& tensor, const OpRule& rule) {
-  if (!is_strided(tensor)) return Source(make_intrusive<HeldTensor>(tensor, frame->region, &rule));
+  if (!is_strided(tensor)) return Source(make_intrusive<HeldTensor>(tensor, frame->module, &rule));
   {
     std::lock_guard lock(notes.mutex);
     if (auto dropped = content(notes.written_by(number_, tensor), tensor)) {
@@ -426,10 +427,11 @@ inline Source Tape::source(const Tensor& tensor, const OpRule& rule) {
     }
   }
   if (tensor.is_inference()) {
-    // Nothing counts the writes to it.
-    return Source(make_intrusive<HeldTensor>(at::clone(tensor), frame->region, &rule));
+    // Writes to it are not counted.
+    return Source(make_intrusive<HeldTensor>(at::clone(tensor), frame->module, &rule));
   }
-  auto held = make_intrusive<HeldTensor>(has_no_history(tensor) ? tensor : detached_alias(tensor), frame->region, &rule);
+  auto held =
+      make_intrusive<HeldTensor>(has_no_history(tensor) ? tensor : detached_alias(tensor), frame->module, &rule);
   std::lock_guard lock(notes.mutex);
   notes.written_by(number_, tensor).held.emplace_back(held);
   return Source(std::move(held));
@@ -453,8 +455,8 @@ inline void Tape::drop(const Tensor& tensor, intrusive_ptr<DroppedValue> value, 
   dropping_.emplace_back(tensor.storage().unsafeGetStorageImpl(), std::move(storage));
 }
 
-// Whether it is worth asking for a note. Nearly always only a few storages hold something dropped, and these are near
-// at hand, where a note may be anywhere in memory.
+// Whether a tensor may have a note. Few storages hold dropped values at a time; this list of them is short and in
+// cache, while the table of notes is not.
 inline bool Tape::may_be_dropped(const Tensor& tensor) const {
   constexpr size_t few = 64;
   if (dropping_.size() > few) return true;
@@ -470,7 +472,7 @@ inline void Tape::forget_dead_storages() {
   const auto dead = std::partition(dropping_.begin(), dropping_.end(), is_alive);
   if (dead == dropping_.end()) return;
   std::lock_guard lock(notes.mutex);
-  for (auto entry = dead; entry != dropping_.end(); ++entry) outdated.push_back(notes.let_go(entry->first, number_));
+  for (auto entry = dead; entry != dropping_.end(); ++entry) outdated.push_back(notes.release(entry->first, number_));
   dropping_.erase(dead, dropping_.end());
 }
 
@@ -482,7 +484,7 @@ inline void Tape::close() {
   std::vector<intrusive_ptr<DroppedValue>> outdated;
   outdated.swap(outdated_);
   std::lock_guard lock(notes.mutex);
-  for (const auto& [storage, reference] : dropping_) outdated.push_back(notes.let_go(storage, number_));
+  for (const auto& [storage, reference] : dropping_) outdated.push_back(notes.release(storage, number_));
   dropping_.clear();
   for (auto& dropped : notes.tidied()) outdated.push_back(std::move(dropped));
 }

@@ -1,8 +1,7 @@
-// The names of torch and Python that all of this uses, and the one dispatch key. What is used of torch beyond its
-// public headers was checked on 2.11.0 and 2.13.0: the key, at::SavedTensorDefaultHooks and the stack in its TLS state,
-// c10::StorageImpl's weak references, TensorImpl::shallow_copy_and_detach, c10::impl::VirtualGuardImpl with
-// getStreamNativeHandle, c10::impl::BoxedKernelWrapper, c10::impl::boxArgs, torch::autograd::get_current_graph_task_id,
-// at::_ops.
+// The names of torch and Python that the engine uses, and its dispatch key. Names beyond torch's public headers,
+// checked on 2.11.0 and 2.13.0: the key, at::SavedTensorDefaultHooks and the stack in its TLS state, c10::StorageImpl's
+// weak references, TensorImpl::shallow_copy_and_detach, c10::impl::VirtualGuardImpl with getStreamNativeHandle,
+// c10::impl::BoxedKernelWrapper, c10::impl::boxArgs, torch::autograd::get_current_graph_task_id, at::_ops.
 
 #pragma once
 
@@ -26,16 +25,16 @@ using c10::make_intrusive;
 using c10::weak_intrusive_ptr;
 using torch::jit::Stack;
 
-// Where ops are heard: below autograd and autocast. torch keeps this key for a mode that it does not have yet.
+// The key at which ops are intercepted: below autograd and autocast. torch reserves it for a mode that does not exist.
 constexpr auto KEY = c10::DispatchKey::Fake;
 
-// What Python is asked, set once by `configure`. Never freed: the interpreter may be gone before this library is.
+// Functions in Python, set once by `configure`. Never freed: the interpreter may be finalized before this library.
 struct Python {
   py::object rule_of;            // (name, overload) -> the op's rule
   py::object is_capturing;       // () -> whether a CUDA graph is being captured
   py::object stale_value_error;  // (place, op name or None, tensor, version it had) -> the error
   py::object torn_value_error;   // (maker, version when it was found, version it had) -> the error
-  py::object gather;             // (place, tensor): gets back the memory of a tensor that FSDP2 has freed
+  py::object gather;             // (place, tensor): allocates and gathers a tensor that FSDP2 has freed
   py::object parameter_class;
 };
 inline Python* python = nullptr;

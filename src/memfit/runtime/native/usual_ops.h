@@ -1,12 +1,11 @@
-// The ops that most models are made of, heard for a tenth of what it takes to hear any op.
+// Typed kernels for common ops, which intercept a call at a tenth of the cost of the boxed fallback.
 //
-// The kernel that hears all ops is handed their arguments boxed: each in a variant, on a stack, lists copied, and the
-// results likewise on the way back. Where an op drops nothing in its region, nobody looks at any of it. So the usual
-// ones have a kernel each that asks that first and hands the call on as it came. Where something is dropped, arguments
-// are boxed once, to be kept, and the call is handed on as it came, too; only writes are heard as ever. And views,
-// which the tape never looks at, are not heard at all.
+// The fallback receives boxed arguments: each in a variant, on a stack, with lists copied, and results alike. For an op
+// that drops nothing in its module this is wasted. So common ops have a typed kernel each, which checks that first and
+// redispatches the call unboxed. If something is dropped, the arguments are boxed once, to be kept, and the call is
+// still redispatched unboxed. Only writes take the boxed path. Views, which the tape ignores, are not intercepted.
 //
-// An op that is missing here is heard all the same. None may be here that writes to another argument than its first.
+// An op that is missing here takes the fallback. An op here must not write to any argument but its first.
 
 #pragma once
 
@@ -73,33 +72,33 @@ struct UsualOp;
 
 template <typename Op, typename Result, typename... Arguments>
 struct UsualOp<Op, Result(Arguments...)> {
-  static Result hear(c10::DispatchKeySet keys, Arguments... arguments) {
-    // What the op itself calls is none of the tape's business.
+  static Result dispatch_op(c10::DispatchKeySet keys, Arguments... arguments) {
+    // Ops that the op itself calls are not recorded.
     c10::impl::ExcludeDispatchKeyGuard unheard(KEY);
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
     const auto run = [&]() -> Result {
       const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
       return Op::redispatch(below, std::forward<Arguments>(arguments)...);
     };
-    static const auto boxed = c10::BoxedKernel::makeFromFunction<&memfit::hear>();
+    static const auto boxed = c10::BoxedKernel::makeFromFunction<&memfit::dispatch_op>();
     using Boxing = c10::impl::BoxedKernelWrapper<Result(Arguments...)>;
-    if (listening_tape == nullptr && op_handler.load(std::memory_order_relaxed) != nullptr)
+    if (recording_tape == nullptr && op_handler.load(std::memory_order_relaxed) != nullptr)
       return Boxing::call(boxed, op, keys, std::forward<Arguments>(arguments)...);
     if (passes_by(op, arguments...)) return run();
     if constexpr (std::is_reference_v<Result>) {
       return Boxing::call(boxed, op, keys, std::forward<Arguments>(arguments)...);
     } else {
       auto kept = c10::impl::boxArgs<Arguments...>(static_cast<Arguments>(arguments)...);
-      return listening_tape->run_plain_pure_op(op, op_rules.of(op), std::move(kept), run);
+      return recording_tape->run_plain_pure_op(op, op_rules.of(op), std::move(kept), run);
     }
   }
 
  private:
-  // A thread of autograd's may have the key on, but nobody who listens.
+  // Threads of autograd may include the key without a tape.
   static bool passes_by(const c10::OperatorHandle& op, const std::remove_reference_t<Arguments>&... arguments) {
-    if (listening_tape == nullptr) return true;
+    if (recording_tape == nullptr) return true;
     thread_local const OpRule& rule = op_rules.of(op);
-    return listening_tape->passes_by(rule, (is_meta(arguments) || ...), !(is_subclass(arguments) || ...),
+    return recording_tape->passes_by(rule, (is_meta(arguments) || ...), !(is_subclass(arguments) || ...),
                                      written_of(arguments...), requiring_grad(arguments...));
   }
 
@@ -110,7 +109,7 @@ struct UsualOp<Op, Result(Arguments...)> {
     return false;
   }
 
-  // As `is_plain_call` has it.
+  // The same condition as in `is_plain_call`.
   static bool is_subclass(const Tensor& tensor) {
     return tensor.defined() && (tensor.key_set().has(c10::DispatchKey::Python) ||
                                 tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides());
@@ -147,16 +146,16 @@ struct UsualOp<Op, Result(Arguments...)> {
 };
 
 template <typename... Ops>
-void hear_as_usual_ops(torch::Library& library) {
+void register_usual(torch::Library& library) {
   const auto name_of = [](std::string name, const std::string& overload) {
     return overload.empty() ? name : name + "." + overload;
   };
-  (library.impl(name_of(Ops::name, Ops::overload_name).c_str(), TORCH_FN(UsualOp<Ops>::hear)), ...);
+  (library.impl(name_of(Ops::name, Ops::overload_name).c_str(), TORCH_FN(UsualOp<Ops>::dispatch_op)), ...);
 }
 
-inline void hear_usual_ops(torch::Library& library) {
+inline void register_usual_ops(torch::Library& library) {
   namespace ops = at::_ops;
-  hear_as_usual_ops<
+  register_usual<
       ops::_log_softmax, ops::_scaled_dot_product_cudnn_attention, ops::_scaled_dot_product_efficient_attention,
       ops::_scaled_dot_product_flash_attention, ops::_scaled_dot_product_flash_attention_for_cpu, ops::_softmax,
       ops::_to_copy, ops::add_Scalar, ops::add_Tensor, ops::add__Tensor, ops::addmm, ops::bmm, ops::cat, ops::clamp_,
@@ -168,11 +167,11 @@ inline void hear_usual_ops(torch::Library& library) {
       ops::rsqrt, ops::rsub_Scalar, ops::sigmoid, ops::silu, ops::sin, ops::sort, ops::sort_stable, ops::sub_Scalar,
       ops::sub_Tensor, ops::sum_dim_IntList, ops::tanh, ops::topk, ops::upsample_nearest2d, ops::where_self>(library);
 #if __has_include(<ATen/ops/_grouped_mm_ops.h>)
-  hear_as_usual_ops<ops::_grouped_mm>(library);
+  register_usual<ops::_grouped_mm>(library);
 #endif
 }
 
-// Views that call nothing but each other. What else is a view is heard, and not looked at.
+// Views that call only each other. Other views are intercepted and ignored.
 constexpr const char* USUAL_VIEWS[] = {
     "_reshape_alias", "_unsafe_view", "alias",        "as_strided",
     "detach",         "diagonal",     "expand",       "permute",

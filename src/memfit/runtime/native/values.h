@@ -1,6 +1,6 @@
-// The values and recipes of `values.py` and `recipes.py`.
+// The values and replay records of `values.py` and `replay_records.py`.
 //
-// Who refers to whom is as there, except that nothing is attached to storages: `notes.h` has what is known of each.
+// References between them are the same, except that nothing is attached to storages: see `notes.h`.
 
 #pragma once
 
@@ -15,30 +15,30 @@
 
 #include "geometry.h"
 #include "offloading.h"
+#include "planned_modules.h"
 #include "random_state.h"
-#include "regions.h"
 
 namespace memfit {
 
-// What a recipe starts from, with the version that it must still have, and the op that is to read it.
+// A tensor that a record reads, with the version that it must still have and the op that reads it.
 struct HeldTensor : c10::intrusive_ptr_target {
   Tensor tensor;
   int64_t version;
-  intrusive_ptr<Region> region;
+  intrusive_ptr<PlannedModule> module;
   const OpRule* reader;
 
-  HeldTensor(Tensor held, intrusive_ptr<Region> in, const OpRule* by)
-      : tensor(std::move(held)), version(version_of(tensor)), region(std::move(in)), reader(by) {}
+  HeldTensor(Tensor held, intrusive_ptr<PlannedModule> in, const OpRule* by)
+      : tensor(std::move(held)), version(version_of(tensor)), module(std::move(in)), reader(by) {}
 
   void replace(Tensor copy) {
     version = version_of(copy);
     tensor = std::move(copy);
   }
 
-  // Weak references keep the object, and must not keep what it holds.
+  // Weak references keep this object alive, but must not keep what it holds.
   void release_resources() override {
     tensor.reset();
-    region.reset();
+    module.reset();
   }
 };
 
@@ -58,17 +58,17 @@ struct Rounds {
   }
 };
 
-// What all values and recipes of one forward pass share.
+// State that all values and records of one forward pass share.
 struct PassState {
-  // Two threads may run backward through one graph at once: ``recipe`` and ``tensor`` of values, and all of
-  // ``offloading``, are looked at and changed by whoever holds it.
+  // Two threads may run backward through one graph at once. The mutex guards ``record`` and ``tensor`` of values, and
+  // all of ``offloading``.
   std::recursive_mutex mutex;
   const std::shared_ptr<Offloading> offloading = std::make_shared<Offloading>();
   std::shared_ptr<Rounds> rounds = std::make_shared<Rounds>();
 };
 
-// The lock of a pass, for those who may have Python's own. Nobody who has that one may wait for this one: its owner may
-// ask for that in turn, where a replayed op has a kernel in Python, say, or a dispatch mode looks on.
+// The lock of a pass, for callers that may hold the GIL. They must release the GIL while they wait: the owner of the
+// lock may need it, for instance for a replayed op with a kernel in Python, or for a dispatch mode.
 class PassLock {
  public:
   explicit PassLock(PassState& pass) {
@@ -81,17 +81,17 @@ class PassLock {
   std::unique_lock<std::recursive_mutex> lock_;
 };
 
-struct Recipe;
+struct ReplayRecord;
 
 struct DroppedValue : c10::intrusive_ptr_target {
   const std::shared_ptr<PassState> pass;
   const bool is_offloaded;
-  intrusive_ptr<Recipe> recipe;
+  intrusive_ptr<ReplayRecord> record;
   Tensor tensor;
   Geometry geometry;
   size_t num_uses = 0;
 
-  DroppedValue(intrusive_ptr<Recipe> from, Geometry as);
+  DroppedValue(intrusive_ptr<ReplayRecord> from, Geometry as);
   ~DroppedValue() override;
   void fill(Tensor replayed);
   void release_resources() override;
@@ -109,18 +109,18 @@ struct Source {
   }
 };
 
-// Where a source belongs among an op's arguments, and where in the list if the argument is one.
+// The position of a source among an op's arguments, and in the list if the argument is one.
 struct Slot {
   size_t argument;
   std::optional<size_t> item;
 };
 
-// Returns a list like ``argument``'s that nobody else has.
+// Returns a copy of ``argument`` with a list of its own.
 inline IValue with_own_list(const IValue& argument) {
   return argument.isTensorList() ? IValue(argument.toTensorList().copy()) : IValue(argument.toList().copy());
 }
 
-// Puts ``tensor``, or nothing if it is not defined, in its place: into the argument, or into the list that it is.
+// Puts ``tensor`` (None if undefined) into the argument, or into the argument's list.
 inline void put(Tensor tensor, IValue& argument, const Slot& slot) {
   if (!slot.item) {
     argument = tensor.defined() ? IValue(std::move(tensor)) : IValue();
@@ -131,30 +131,30 @@ inline void put(Tensor tensor, IValue& argument, const Slot& slot) {
   }
 }
 
-struct Recipe : c10::intrusive_ptr_target {
+struct ReplayRecord : c10::intrusive_ptr_target {
   enum class Kind { PURE, IN_PLACE, OVERWRITE, FETCH };
 
   size_t number;
   const std::shared_ptr<PassState> pass;
   Kind kind;
   c10::OperatorHandle op;
-  std::vector<IValue> arguments;  // with nothing in place of the tensors
+  std::vector<IValue> arguments;  // with None in place of the tensors
   std::vector<std::pair<Slot, Source>> sources;
   std::vector<std::pair<size_t, weak_intrusive_ptr<DroppedValue>>> outputs;
   std::optional<at::Generator> generator;
   std::optional<RandomState> generator_state;
-  // Of OVERWRITE, and the first also of FETCH.
+  // For OVERWRITE; the geometry also for FETCH.
   std::optional<Geometry> geometry;
   std::optional<at::Device> device;
-  // Of FETCH.
+  // For FETCH.
   std::shared_ptr<OffloadedCopy> copy;
 
-  Recipe(size_t recipe_number, std::shared_ptr<PassState> of_pass, Kind of, c10::OperatorHandle call)
-      : number(recipe_number), pass(std::move(of_pass)), kind(of), op(call) {}
-  ~Recipe() override;
+  ReplayRecord(size_t record_number, std::shared_ptr<PassState> of_pass, Kind of, c10::OperatorHandle call)
+      : number(record_number), pass(std::move(of_pass)), kind(of), op(call) {}
+  ~ReplayRecord() override;
 
   intrusive_ptr<DroppedValue> add_output(size_t position, const Tensor& output) {
-    auto self = intrusive_ptr<Recipe>::reclaim_copy(this);
+    auto self = intrusive_ptr<ReplayRecord>::reclaim_copy(this);
     auto value = make_intrusive<DroppedValue>(std::move(self), Geometry(output));
     outputs.emplace_back(position, value);
     return value;
@@ -168,32 +168,32 @@ struct Recipe : c10::intrusive_ptr_target {
   Tensor fetched() const;
 };
 
-// Frees what recipes refer to, one after the other: a chain of a thousand of them would overflow the stack.
-inline void let_go(std::vector<std::pair<Slot, Source>> sources) {
+// Frees what records refer to iteratively: destructors of a chain of a thousand records would overflow the stack.
+inline void release(std::vector<std::pair<Slot, Source>> sources) {
   thread_local std::vector<std::vector<std::pair<Slot, Source>>> waiting;
-  thread_local bool is_at_it = false;
+  thread_local bool is_releasing = false;
   waiting.push_back(std::move(sources));
-  if (is_at_it) return;
-  is_at_it = true;
+  if (is_releasing) return;
+  is_releasing = true;
   while (!waiting.empty()) {
     auto next = std::move(waiting.back());
     waiting.pop_back();
     next.clear();
   }
-  is_at_it = false;
+  is_releasing = false;
 }
 
-inline Recipe::~Recipe() { let_go(std::move(sources)); }
+inline ReplayRecord::~ReplayRecord() { release(std::move(sources)); }
 
-inline DroppedValue::DroppedValue(intrusive_ptr<Recipe> from, Geometry as)
+inline DroppedValue::DroppedValue(intrusive_ptr<ReplayRecord> from, Geometry as)
     : pass(from->pass),
-      is_offloaded(from->kind == Recipe::Kind::FETCH),
-      recipe(std::move(from)),
+      is_offloaded(from->kind == ReplayRecord::Kind::FETCH),
+      record(std::move(from)),
       geometry(std::move(as)) {}
 inline DroppedValue::~DroppedValue() = default;
 
 inline void DroppedValue::release_resources() {
-  recipe.reset();
+  record.reset();
   tensor.reset();
 }
 
@@ -206,7 +206,7 @@ inline void DroppedValue::fill(Tensor replayed) {
     replayed = empty_with(geometry, replayed.device()).copy_(replayed);
   }
   tensor = std::move(replayed);
-  recipe.reset();
+  record.reset();
 }
 
 }  // namespace memfit

@@ -1,0 +1,1 @@
+"""Puts plans on models and takes them off."""

@@ -1,0 +1,1 @@
+"""The engine in Python, which is the specification, and what both engines share."""

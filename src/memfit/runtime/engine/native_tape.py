@@ -1,0 +1,101 @@
+"""The tape in C++ (``native/``) behind the interface of the one in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memfit.runtime.applying.forward_wrapping import Runner
+from memfit.runtime.engine.event_log import log_event
+from memfit.runtime.engine.forward_pass import ForwardPass, Rounds
+from memfit.runtime.engine.offloading import HostCopies
+from memfit.runtime.engine.planned_modules import PlannedModule
+from memfit.runtime.engine.tape import Tape
+from memfit.runtime.fusing.fusing import can_fuse_on
+from memfit.runtime.native import native_library
+from memfit.runtime.torch_internals import outer_saved_tensors_hooks
+
+
+def new_tape() -> ForwardPass:
+    """Return a tape for one forward pass: in C++ if it is available and no other tape records in this thread."""
+    native = native_library.configured_module()
+    # With saved-tensor hooks around the model, kept tensors must pass them, which only the tape in Python does.
+    if native is None or outer_saved_tensors_hooks() is not None or native.is_recording():
+        return Tape()
+    return NativeTape(native)
+
+
+def fast_path_into(planned: PlannedModule, owner: object, slow_path: Runner) -> Runner:
+    """Return a runner of ``planned`` that is in C++ while a pass of ``owner`` runs in the thread.
+
+    Otherwise it calls ``slow_path``, in Python.
+    """
+    native = native_library.configured_module()
+    if native is None:
+        return slow_path
+    fast_path: Runner = native.fast_path(_in_native_form(native, planned), owner, slow_path)
+    return fast_path
+
+
+def new_offloading() -> HostCopies:
+    """Return the offloading of one forward pass by itself, without a tape."""
+    native = native_library.configured_module()
+    offloading: HostCopies = HostCopies() if native is None else native.Offloading()
+    return offloading
+
+
+def fuses_on(device: torch.device) -> bool:
+    """Return whether pointwise ops that are replayed on ``device`` run in one kernel."""
+    return can_fuse_on(device.type) and native_library.configured_module() is not None
+
+
+def new_rounds() -> Any:
+    """Return the rounds of one planned model, as both engines count them."""
+    native = native_library.configured_module()
+    return Rounds() if native is None else native.Rounds()
+
+
+def engine_name() -> str:
+    """Return which engine runs plans here: "C++" or "Python"."""
+    return "Python" if native_library.configured_module() is None else "C++"
+
+
+class NativeTape:
+    """Records the ops of one forward pass in C++."""
+
+    def __init__(self, native: Any) -> None:
+        self.report: Callable[[bool], None] | None = None
+        self._native = native
+        self._pass = native.ForwardPass()
+
+    def begin(self, owner: object, rounds: Any) -> None:
+        """Let the recorded modules of ``owner`` be entered by the fast path in this thread."""
+        self._pass.begin(owner, rounds)
+
+    def run(self, planned: PlannedModule, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run ``forward`` as a call of ``planned``."""
+        return self._pass.run(_in_native_form(self._native, planned), forward, args, kwargs)
+
+    def close(self, *, is_complete: bool = True) -> None:
+        """End the pass, and drop the records of values that outlive it, such as the model's outputs."""
+        if is_complete:
+            is_as_planned = self._pass.is_as_planned()
+            log_event("pass", "as planned" if is_as_planned else "not as planned")
+            if self.report is not None:
+                self.report(is_as_planned)
+        self._pass.close(is_complete)
+
+
+def _in_native_form(native: Any, planned: PlannedModule) -> object:
+    if planned.in_native_form is None:
+        planned.in_native_form = native.PlannedModule(
+            planned.place,
+            [(call.patterns, call.num_calls) for call in planned.calls],
+            planned.beyond,
+            planned.window_bytes,
+            planned.records,
+            planned.hooks_saves,
+        )
+    return planned.in_native_form

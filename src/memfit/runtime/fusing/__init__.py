@@ -1,0 +1,1 @@
+"""Pointwise ops that are replayed in one kernel."""

@@ -1,0 +1,140 @@
+// Installs saved-tensor hooks only where a pass saves dropped values.
+//
+// While hooks are installed, autograd calls them for every tensor that it saves, which takes about two microseconds per
+// tensor, and few of these tensors are dropped. The engine, below autograd, sees a call only after autograd has saved
+// its arguments, so it cannot decide call by call. But most passes are alike: this class notes the calls of a pass and
+// between which of them a dropped value was saved, and installs the hooks in the next pass only there. From the first
+// call that differs from the previous pass on, the hooks stay installed and the calls are noted anew. A save that is
+// missed holds its tensor as torch does: that costs memory, not correctness.
+
+#pragma once
+
+#include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stack>
+#include <utility>
+#include <vector>
+
+#include "torch_names.h"
+
+namespace memfit {
+
+// A call, identified by its op, by which arguments require gradients, and by whether it drops an output: these
+// determine what it saves. ``dropped_was_saved_after`` is whether a dropped value was saved between this call and the
+// next.
+struct PassCall {
+  uint64_t call;
+  bool dropped_was_saved_after;
+};
+
+// The calls of one pass. The first entry is the beginning of the pass.
+using PassCalls = std::vector<PassCall>;
+
+// The calls of the last pass that began in one module.
+class LastPass {
+ public:
+  std::shared_ptr<const PassCalls> read() {
+    std::lock_guard lock(mutex_);
+    return noted_;
+  }
+  void write(PassCalls noted) {
+    auto next = std::make_shared<const PassCalls>(std::move(noted));
+    std::lock_guard lock(mutex_);
+    noted_.swap(next);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<const PassCalls> noted_;
+};
+
+// The hooks of one pass, on the thread's stack of hooks while they are needed. Hooks of others take precedence.
+class SaveHooks {
+ public:
+  void begin_pass(std::shared_ptr<const PassCalls> last) {
+    last_ = std::move(last);
+    is_as_last_ = last_ != nullptr;
+    position_ = 0;
+    if (!is_as_last_) noted_ = {{0, false}};
+  }
+  // Empty if the pass was like the previous one.
+  PassCalls end_pass() {
+    last_.reset();
+    return is_as_last_ ? PassCalls() : std::move(noted_);
+  }
+
+  // Between begin() and end(), within one pass, the hooks are installed where needed. The caller holds the GIL.
+  void begin(c10::SafePyObject pack, c10::SafePyObject unpack) {
+    ours_.emplace(std::move(pack), std::move(unpack));
+    at::SavedTensorDefaultHooks::lazy_initialize();
+    want(!is_as_last_ || (*last_)[position_].dropped_was_saved_after);
+  }
+  void end() {
+    want(false);
+    ours_.reset();
+    spare_.reset();
+  }
+  bool has_begun() const { return ours_.has_value(); }
+  // Whether no one else has installed hooks.
+  bool are_hooks_as_left() const { return hooks().empty() || are_ours_in_use(); }
+
+  void next_call(uint64_t call) {
+    if (is_as_last_ && ++position_ < last_->size() && (*last_)[position_].call == call) {
+      want((*last_)[position_].dropped_was_saved_after);
+      return;
+    }
+    if (is_as_last_) {
+      is_as_last_ = false;
+      noted_.assign(last_->begin(), last_->begin() + position_);
+      // What was saved before an unknown call is unknown, too.
+      noted_.back().dropped_was_saved_after = true;
+    } else if (ours_ && (!are_ours_in_use() || is_in_backward_pass())) {
+      // Hooks of others may have been called instead. And a backward pass within the forward pass works on a copy of
+      // the stack, whose changes are undone at its end: the hooks stay installed throughout it.
+      noted_.back().dropped_was_saved_after = true;
+    }
+    noted_.push_back({call, false});
+    want(true);
+  }
+  void dropped_is_saved() {
+    if (!is_as_last_) noted_.back().dropped_was_saved_after = true;
+  }
+
+ private:
+  using Hooks = std::pair<c10::SafePyObject, c10::SafePyObject>;
+
+  static const std::stack<Hooks>& hooks() { return at::SavedTensorDefaultHooks::get_tls_state().stack; }
+  static bool is_in_backward_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
+  bool are_ours_in_use() const {
+    return ours_ && !hooks().empty() &&
+           hooks().top().first.ptr(getPyInterpreter()) == ours_->first.ptr(getPyInterpreter());
+  }
+
+  // Whether the hooks are installed is read from the stack, which may be a copy: see above.
+  void want(bool wanted) {
+    if (!ours_ || wanted == are_ours_in_use()) return;
+    if (!wanted) {
+      auto taken = at::SavedTensorDefaultHooks::pop_hooks();
+      if (!spare_) spare_.emplace(std::move(taken));
+    } else if (hooks().empty() && at::SavedTensorDefaultHooks::is_enabled()) {
+      // Copying the hooks takes the GIL, moving them does not.
+      if (!spare_) spare_.emplace(*ours_);
+      at::SavedTensorDefaultHooks::push_hooks(std::move(spare_->first), std::move(spare_->second));
+      spare_.reset();
+    }
+  }
+
+  std::shared_ptr<const PassCalls> last_;
+  PassCalls noted_ = {{0, false}};
+  size_t position_ = 0;
+  bool is_as_last_ = false;
+  std::optional<Hooks> ours_;   // set between begin() and end()
+  std::optional<Hooks> spare_;  // a second copy, while the hooks are not on the stack
+};
+
+}  // namespace memfit
