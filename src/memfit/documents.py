@@ -75,7 +75,7 @@ def check_fields(
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` to ``path`` in one go: whoever reads it sees the old file or the new one, never a part.
+    """Write ``text`` to ``path`` atomically: readers see the old file or the new one, never a part.
 
     A link stays a link: what it points to is replaced. What is there and no file, such as a pipe, is written into.
     """

@@ -32,7 +32,7 @@ from memfit.sizes.fitting_by_size import fit_by_size
 from memfit.units import format_bytes
 from memfit.verification.verifying import faster_of, verify_step
 
-# A prediction is taken at its word up to this share; past it, users hear of it.
+# Predicted and measured peaks may differ by this share before users are warned.
 _TOLERATED_PEAK_MISS = 0.05
 # Each plan leaves room for how far the last one missed its prediction, so that one repetition is the rule.
 _MOST_PLANS = 4
@@ -68,7 +68,7 @@ def fit(
 
     With ``chunk_loss``, the plan may compute a language model's output projection and cross-entropy in chunks of
     tokens, so that the logits never exist as a whole: where that is faster at the budget, or the only way to keep it.
-    Logits that somebody reads are computed then. Sums run in another order, so that gradients are compared within a
+    Logits are computed when they are read. Sums run in another order, so that gradients are compared within a
     tolerance (``Verification.gradient_tolerance``). Models of transformers need no change; others call their
     ``lm_head``, and `torch.nn.functional.cross_entropy` on what it returns, or `linear_cross_entropy` directly.
 

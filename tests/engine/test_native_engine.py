@@ -71,7 +71,7 @@ def test_without_a_home_to_write_to_it_is_kept_where_files_are_temporary(
     assert native_build._writable_folder() == tmp_path / "told"
 
 
-def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever can write there could put a library of his own in our place."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "a file").write_text("")
@@ -79,7 +79,7 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
     monkeypatch.setattr(native_build.tempfile, "gettempdir", lambda: str(tmp_path))
     (tmp_path / f"memfit-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RuntimeError, match="belongs to somebody else"):
+    with pytest.raises(RuntimeError, match="belongs to another user"):
         native_build._writable_folder()
 
 

@@ -1,6 +1,6 @@
 """Finds, in trial steps, the values that do not replay bit for bit.
 
-Kernels that bypass the dispatcher (raw Triton or C++) write where no one is told. So the engine itself is run, with
+Kernels that bypass the dispatcher (raw Triton or C++) write without a record of it. So the engine itself is run, with
 values dropped that it believes it can bring back, but with the originals kept: the step goes on with the originals, and
 what the replay made is compared with them.
 """
@@ -44,7 +44,7 @@ class OpOutput(NamedTuple):
 
 
 def with_inexact_replays_marked(profile: ModelProfile, step: TrainingStep, state: KeptState) -> ModelProfile:
-    """Return ``profile`` with the values marked that do not come back as they were.
+    """Return ``profile`` with the values marked that do not replay bit-exactly.
 
     First all values inside blocks are tried, replayed from what enters the block; then those that leave blocks, which
     are compared wherever they are read, since autograd need not save what other replays may start from.
@@ -60,10 +60,10 @@ def _tried(
     plan_for: Callable[[ModelProfile], Plan],
     tape: type[CalibratingTape],
 ) -> ModelProfile:
-    """Return ``profile`` with the values marked that did not come back in steps by ``plan_for`` of it.
+    """Return ``profile`` with the values marked that did not replay bit-exactly in steps by ``plan_for`` of it.
 
     What differs makes all that is replayed from it differ too. So only the first ones are marked, and with those saved,
-    the step is tried again, until all that is still dropped comes back.
+    the step is tried again, until all values that are still dropped replay bit-exactly.
     """
     values: set[int] = set()
     for _ in range(_MAX_TRIALS):
@@ -128,7 +128,7 @@ class _Both(NamedTuple):
 
 
 class CalibratingTape(Tape):
-    """A tape that keeps what it drops, and adds to ``differing`` the outputs that come back otherwise or not at all."""
+    """A tape that keeps what it drops, and adds to ``differing`` the outputs that do not replay bit-exactly."""
 
     def __init__(self, differing: set[OpOutput]) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class CalibratingTape(Tape):
         return super()._source(tensor, rule)
 
     def _note_if_lost(self, tensor: Tensor) -> None:
-        """A write that the versions do not tell of (``tensor.data.add_``) makes the engine hold what it had dropped."""
+        """A write that versions do not count (``tensor.data.add_``) makes the engine hold what it had dropped."""
         note = NOTES.of(tensor.untyped_storage()) if is_strided(tensor) else None
         if note is None or note.tape_token is not self._token or note.dropped is None:
             return

@@ -19,7 +19,7 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 def has_dtensor(types: Iterable[type]) -> bool:
     """Return whether one of ``types`` is that of a ``DTensor``."""
-    # Where nobody has imported it there are none, and importing it takes a second.
+    # Without the import there are no DTensors, and importing it takes a second.
     tensors = sys.modules.get("torch.distributed.tensor")
     return tensors is not None and any(issubclass(kind, tensors.DTensor) for kind in types)
 

@@ -1,4 +1,4 @@
-"""What was measured of one method of running a step, beside others in the same rounds."""
+"""The measurements of one method of running a step, interleaved with those of others."""
 
 from __future__ import annotations
 

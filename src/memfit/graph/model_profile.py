@@ -40,7 +40,7 @@ class Save:
     """One of autograd's saves of a value: it is read just before an op of the backward pass, and let go after one.
 
     ``read_before`` is the number of ops where it is never read. ``op_index`` is the op of the forward pass for whose
-    sake it was saved, None where that is not known. ``read_place`` tells the reads before one op apart: what is read
+    sake it was saved, None where that is not known. ``read_place`` orders the reads before one op: what is read
     first is restored first, and stays in memory while the next is restored.
     """
 
@@ -82,7 +82,7 @@ class RecordedOp:
     the backward pass. ``rewrites`` are the values that it wrote over; those it also read are among its ``inputs``.
     ``outputs`` are the new values by position, None where an output is no new value. ``workspace_bytes`` is what it
     took for itself while it ran, beyond its outputs. ``hidden_writes`` are values that it changed implicitly, as a
-    batch norm does its running statistics: whoever replays from them needs a copy. ``replay_seconds`` is what running
+    batch norm does its running statistics: a replay that reads them needs a copy. ``replay_seconds`` is what running
     it again takes, None where that is ``seconds``: a pointwise op may run in one kernel with its neighbours.
     ``has_gradients`` is whether gradients were enabled; ops without are not counted with those of the same name.
     """
@@ -129,7 +129,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """What the host spends, in seconds, to launch a plain step, and on each thing that the engine does.
+    """The seconds that the host spends to launch a plain step, and on each action of the engine.
 
     ``forward`` and ``backward`` are the plain step's, the optimizer's part in the latter. Then: an op that runs where
     ops are recorded, with the views around it, and more where its result is dropped; entering a recorded module;
@@ -177,7 +177,7 @@ class ModelProfile:
 
     ``peak_bytes`` is the measured peak of the plain step: everything that lived on the device, parameters included.
     ``device_bytes`` is all the memory that the device has, ``free_bytes`` how much of it this step can have at most,
-    counting what it holds already; None where that is not known. ``measured_with`` says how the numbers came about.
+    counting what it holds already; None where that is not known. ``measured_with`` says how the numbers were measured.
     ``host`` is what the host has to do while the device computes; None where they are one, or it was not measured.
     ``inputs`` are the tensors that the model was called with. ``link`` connects to the host's memory; None where that
     is the device's own, or it was not measured. ``unthrottled_share`` is what the ops would take in all, as a share of

@@ -24,7 +24,7 @@ Plans that compile blocks have ``"compiled"`` as well: the kinds of blocks with 
 choice of each block.
 
 A group is a run of values made one after the other in one module, so that reading the groups in order gives the
-decisions in the order in which the values are made, which is how the engine tells the calls of an op apart.
+decisions in the order in which the values are made, by which the engine identifies the calls of an op.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ _LAYER_FIELDS = ("layer_idx", "layer_type", "activation_size_bytes", "recompute_
 
 
 def save_profile(profile: ModelProfile, path: str | os.PathLike[str]) -> None:
-    """Write ``profile`` to ``path`` in one go: whoever reads it sees the old file or the new one, never a part."""
+    """Write ``profile`` to ``path`` atomically: readers see the old file or the new one, never a part."""
     head: dict[str, Any] = {"format": PROFILE_FORMAT, "version": PROFILE_VERSION}
     head |= {name: getattr(profile, name) for name in _HEAD}
     if profile.inputs:
@@ -322,7 +322,7 @@ class _Reader:
             name=_string(fields["name"], "name"),
             num_bytes=whole_number(fields["num_bytes"], "num_bytes"),
             op_index=self._op_index(fields["op_index"], "op_index"),
-            # There are no more storages than values, and planning makes room for as many as the largest number says.
+            # There are no more storages than values, and planning allocates lists as long as the largest number.
             storage=self._value_index(fields["storage"], "storage"),
             dies_after=self._op_index(fields["dies_after"], "dies_after"),
             saves=tuple(self._save(save) for save in _list(fields["saves"], "saves")),
@@ -340,7 +340,7 @@ class _Reader:
         return Block(path, LayerMemoryProfile(layer_type=LayerTypeHint(layer_type), **fields))
 
     def _save(self, entry: Any) -> Save:
-        # Files of memfit's first days tell nothing of the order of reads before one op.
+        # The first version of the format has no order of the reads before one op.
         if not isinstance(entry, list) or len(entry) not in (3, 4):
             raise InvalidParameterError(
                 f"saves must be lists of read_before, released_after, op_index, read_place; got {shown(entry)}"

@@ -182,7 +182,7 @@ def _marks(positions: Iterable[int], num_layers: int, strategy: LayerStrategy) -
 
 
 def _refuse_plan(named: Sequence[object], layer_indices: Sequence[int]) -> NoReturn:
-    """Raise the error that says why a plan that names these layers is none for profiles with these indices."""
+    """Raise the error for a plan that names other layers than the profiles with these indices."""
     known = set(layer_indices)
     unknown = next((layer_idx for layer_idx in named if layer_idx not in known), None)
     if unknown is not None and not known:

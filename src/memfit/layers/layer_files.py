@@ -1,4 +1,4 @@
-"""Lists of layers and plans over them as files. ``docs/layers-format.md`` tells users the same in prose."""
+"""Files for lists of layers and for plans over them. ``docs/layers-format.md`` describes the format for users."""
 
 from __future__ import annotations
 

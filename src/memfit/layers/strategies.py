@@ -1,4 +1,4 @@
-"""The strategies: each says which layers of a list to drop and recompute. ``plan`` tells what that costs.
+"""The strategies: each chooses the layers of a list to drop and recompute. ``plan`` computes what that costs.
 
 A strategy is plain data and may be built with any arguments; they are checked when it chooses, also when the
 list is empty.

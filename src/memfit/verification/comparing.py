@@ -1,4 +1,4 @@
-"""Measures several methods of running one step beside each other: peaks, gradients, and seconds in the same rounds."""
+"""Measures several methods of running one step: peaks, gradients, and seconds in interleaved rounds."""
 
 from __future__ import annotations
 

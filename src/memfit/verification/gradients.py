@@ -19,7 +19,7 @@ from memfit.runtime.applying.batch_tensors import tensors_of
 
 # Smaller ones are compared on the host before they would have been copied.
 _FEWEST_MOVED = 2**16
-# In double precision: both gradients, their difference and what says which elements agree.
+# In double precision: both gradients, their difference, and the mask of equal elements.
 _BYTES_TO_COMPARE = 64
 
 Gradients = Mapping[str, Tensor | None]
@@ -69,7 +69,7 @@ def gradients_of_run(step: TrainingStep) -> Gradients:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    # Parameters of other modules than the model are told apart by their order.
+                    # Parameters of other modules than the model are identified by their order.
                     name = name_of.setdefault(id(parameter), f"other parameter#{len(name_of)}")
                     num_steps[id(parameter)] += 1
                     number = num_steps[id(parameter)]

@@ -1,4 +1,4 @@
-"""The machine in words, to stand beside what was measured on it."""
+"""Describes the machine, for results that were measured on it."""
 
 from __future__ import annotations
 

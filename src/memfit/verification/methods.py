@@ -29,7 +29,7 @@ def planned(plan: Plan) -> Way:
 
     def by_plan(model: nn.Module) -> AbstractContextManager[object]:
         with warnings.catch_warnings():
-            # That the plan changes nothing is for whoever applies it to hear, once.
+            # apply() warns once if the plan changes nothing; trials do not.
             warnings.simplefilter("ignore")
             # So is that its inputs are others.
             return apply(model, replace(plan, inputs=()))

@@ -201,7 +201,7 @@ def _planned_facts(plan: Plan, seconds: Sequence[float], trials: Trials) -> dict
 def _warn_of_larger_inputs(plan: Plan, trials: Trials) -> None:
     growth = growth_in_words(plan.inputs, trials.inputs) if plan.inputs else None
     if growth is not None:
-        # At whoever called verify().
+        # At the caller of verify().
         warn_of_larger_inputs(growth, stacklevel=5)
 
 

@@ -1,6 +1,6 @@
 """Compiled blocks as data: the partitions of each kind of block, what was measured of them, and a plan's choice.
 
-A *partition* divides the joint graph of a block into a forward and a backward graph: it says which values the forward
+A *partition* divides the joint graph of a block into a forward and a backward graph, by the values that the forward
 graph saves; the backward graph recomputes the others. Blocks are of one kind when they run the same graphs.
 """
 

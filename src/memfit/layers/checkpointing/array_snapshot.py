@@ -27,7 +27,7 @@ class HeldArray(Protocol):
         """The activation, as an array of the caller's own: what is done to it does not reach the store."""
 
     def take(self) -> Any:
-        """The activation, not copied where the store can part with its own; the last thing asked of it."""
+        """The activation; the stored array itself if possible. Nothing else may be called afterwards."""
 
 
 class Snapshot:

@@ -1,7 +1,7 @@
 """A sweep over a chain, as data: what to run, what to hold and what to let go, in which order.
 
 State k is the output of the first k layers of the chain, so state 0 is the input and layer k turns state k
-into state k + 1. An action speaks of states; whoever carries the actions out knows the arrays. The
+into state k + 1. Actions name states; the code that runs them has the arrays. The
 vocabulary is closed: ``Restore``, ``Take``, ``Forward``, ``Store``, ``Free`` and ``Reverse``.
 """
 
@@ -78,7 +78,7 @@ Action = Restore | Take | Forward | Store | Free | Reverse
 
 
 def binomial_sweep(num_layers: int, num_slots: int) -> Iterator[Action]:
-    """A whole forward and backward sweep, in as few forward calls as ``revolve.forward_calls`` says."""
+    """A whole forward and backward sweep, with the minimal number of forward calls, ``revolve.forward_calls``."""
     stored = binomial_states(num_layers, num_slots)
     yield Restore(0)
     state = 0

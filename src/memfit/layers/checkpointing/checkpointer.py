@@ -70,7 +70,7 @@ class ActivationCheckpointer:
     that, once on the way in and once on the way out. The forward function may therefore work in place.
 
     The input of the last forward pass is kept beside the slots, always at full precision, until ``clear``
-    or the next forward pass; ``memory_input_bytes`` tells its size, and neither ``num_checkpoints`` nor
+    or the next forward pass; ``memory_input_bytes`` is its size, and neither ``num_checkpoints`` nor
     ``memory_stored_bytes`` counts it.
     """
 

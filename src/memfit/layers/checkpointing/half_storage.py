@@ -1,6 +1,6 @@
 """Activations held in 16 bits a number, with float32's range: nothing becomes infinite, nothing vanishes.
 
-A real number x comes back as y with
+A real number x is restored as y with
 
     |y - x| <= max(2**-8 * |x|, 2**-133),
 

@@ -33,8 +33,8 @@ def apply(model: nn.Module, plan: Plan) -> Applied:
     """Run the model's training steps by ``plan`` from now on. ``.remove()``, or leaving a ``with``, ends that.
 
     The model keeps its type, its state dict, its hooks and its attributes; only the ``forward`` of planned modules is
-    stood in for, on the instance. Forward passes without gradients run without the plan. Those with other inputs than the plan
-    was made for have right gradients and another peak; the first one warns.
+    wrapped, on the instance. Forward passes without gradients run without the plan. With other inputs than those that
+    the plan was made for, gradients are right and peaks may differ; larger inputs raise a warning.
     """
     _refuse_unfit(model, plan)
     if not plan.recorded_modules and not plan.chunks_loss and plan.compiled is None:
