@@ -14,7 +14,6 @@ def model() -> nn.Module:
 
 
 def test_every_object_prints_as_at_most_six_lines() -> None:
-    torch.set_num_threads(1)
     batch = torch.ones(64, 32)
     loss = torch.sum
     profile = memfit.profile(model(), batch, loss=loss)

@@ -1,12 +1,10 @@
-"""One thread for torch in the engine's tests (the models are tiny, threads would only wait), and both engines."""
+"""Runs the engine's tests with both engines."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 
 import pytest
-import torch
 
 from memfit.runtime.engine import native_tape
 from memfit.runtime.native import native_library
@@ -32,15 +30,6 @@ RUN_ONCE = {
     "test_fast_path",
 }
 ENGINES = ("C++", "Python")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_torch_thread() -> Iterator[None]:
-    """Run torch on one thread; a handful of numbers is slower, not faster, on several."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -27,11 +27,6 @@ def builder(name: str) -> Callable[..., Any]:
     return getattr(models, name)
 
 
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def test_every_builder_is_tried() -> None:
     assert sorted(SMALL) == models.__all__
 
