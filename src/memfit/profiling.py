@@ -18,10 +18,11 @@ from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import refuse_fsdp1
 from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
-from memfit.progress import Progress, Quiet
+from memfit.progress import Progress, Quiet, progress_on_terminal
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.checks.model_changes import warn_of_checkpointing
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks
+from memfit.runtime.native.native_build import build_engine, is_built
 
 ProfileMode = Literal["real", "fake"]
 
@@ -118,6 +119,9 @@ def profile(
     warn_of_checkpointing(model, stacklevel=2)
     arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
     training_step = TrainingStep(model, arguments)
+    if not is_built():
+        with progress_on_terminal() as progress:
+            build_engine(progress)
     measured = profile_of_step(training_step, mode, chunk_loss=chunk_loss)
     return with_compiled_blocks(measured, training_step, chunk_loss=chunk_loss) if compile else measured
 

@@ -27,6 +27,7 @@ from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.applying.batch_tensors import named_tensors
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.chunked_loss.language_model_head import head_of
+from memfit.runtime.native.native_build import build_engine
 from memfit.sizes.scaled_profiles import ScaledProfiles
 from memfit.units import format_bytes, format_seconds
 from memfit.validation import shown, whole_number
@@ -168,6 +169,7 @@ def tune(
         global_batch = whole_number(global_batch, "global_batch", minimum=1)
     batches = _Batches(make_batch, targets, arguments, global_batch)
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown_progress:
+        build_engine(shown_progress)
         tuning = _Tuning(model, batches, budget, host_budget, shown_progress, chunk_loss=chunk_loss)
         rows = tuning.rows(wanted, global_batch)
 

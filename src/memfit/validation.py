@@ -71,6 +71,8 @@ def is_boolean(value: object) -> bool:
 
 def shown(value: object) -> str:
     """Return a short repr with the type, for an error message; a repr that fails or is long does no harm."""
+    if isinstance(shape := getattr(value, "shape", None), tuple) and shape:
+        return f"{type(value).__name__} of shape {tuple(shape)}"
     try:
         text = repr(value)
     except Exception:

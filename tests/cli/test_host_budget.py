@@ -127,5 +127,5 @@ def test_on_a_cpu_fit_says_that_there_is_nowhere_to_offload_to() -> None:
     options = ["--budget", "1GiB", "--host-budget", "64GiB"]
     code, shown, errors = memfit("fit", "memfit.models:gpt", *TINY, *options)
     assert (code, shown) == (2, "")
-    assert "host_budget='64GiB' needs to know the way from 'cpu' to the host's memory" in errors
+    assert "host_budget='64GiB' needs the speed of the link from 'cpu' to the host" in errors
     assert "nowhere to offload to; leave host_budget out" in errors

@@ -90,7 +90,7 @@ def test_a_plan_is_saved_where_asked(tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
     code, shown, _ = memfit("plan", EXAMPLE, "--strategy", "full", "-o", str(target))
     assert code == 0
-    assert f"Saved to {target}." in shown.replace("\n", "")
+    assert f"Wrote {target}." in shown.replace("\n", "")
     assert load_layer_plan(target) == build_checkpoint_plan(gpt_layers(), Full())
 
 

@@ -57,7 +57,7 @@ def test_a_budget_is_planned_saved_and_verified(profile_file: Path, tmp_path: Pa
     plan_file, verification_file = tmp_path / "plan.json", tmp_path / "verification.json"
     code, shown, _ = memfit("plan", str(profile_file), "--budget", f"{budget_bytes}B", "-o", str(plan_file))
     assert code == 0
-    assert f"Saved to {plan_file}." in shown
+    assert f"Wrote {plan_file}." in shown
     assert "optimality" in shown
     plan = Plan.load(plan_file)
     assert plan.predicted_peak_bytes <= plan.budget_bytes == budget_bytes

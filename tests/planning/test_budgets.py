@@ -49,7 +49,7 @@ def test_nothing_on_the_host_needs_no_link(nothing: HostBudgetLike) -> None:
 
 @pytest.mark.parametrize("host_budget", [1, "64GiB", "auto"])
 def test_without_a_link_anything_else_is_told_with_what_to_do(host_budget: HostBudgetLike) -> None:
-    given = f"host_budget={host_budget!r} needs to know the way"
+    given = f"host_budget={host_budget!r} needs the speed of the link"
     with pytest.raises(InvalidParameterError, match=f"^{given} from 'cuda:0'.*profile again on the GPU"):
         host_budget_in_bytes(host_budget, on_gpu(None))
     with pytest.raises(InvalidParameterError, match=f"^{given} from 'cpu'.*a CPU's memory is the host's"):

@@ -112,6 +112,8 @@ app.command("report")(report_command.report)
 
 def run() -> None:
     """Run the commands; what the ``memfit`` script calls is in ``memfit.__main__``."""
+    # Without a C++ compiler, torch's profiler measures memory, and torch 2.13 logs each of its starts and stops.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
         app(prog_name="memfit")
     except BrokenPipeError:

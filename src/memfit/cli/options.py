@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -15,7 +16,8 @@ TargetText: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="package.module:function or path/file.py:function; returns (model, batch) or (model, batch, loss).",
+        help="package.module:function or path/file.py:function; the function returns (model, batch), "
+        "(model, batch, loss), (model, batch, loss, optimizer) or a dict of the arguments of memfit.profile.",
         show_default=False,
     ),
 ]
@@ -23,13 +25,12 @@ Arguments: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the TARGET's function; repeatable."),
 ]
-BudgetText: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help='The largest allowed peak: "2GiB", "900MB", a share of the device such as "90%" or "0.9", or "auto".',
-        show_default=False,
-    ),
-]
+_BUDGET_OPTION = typer.Option(
+    help='The largest allowed peak: "2GiB", "900MB", a share of the device such as "90%" or "0.9", or "auto".',
+    show_default=False,
+)
+BudgetText: TypeAlias = Annotated[str, _BUDGET_OPTION]
+OptionalBudgetText: TypeAlias = Annotated[str | None, _BUDGET_OPTION]
 HostBudgetText: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -85,15 +86,15 @@ def parse_budget(text: str) -> int | float | str:
         return "auto"
     if text.isdecimal() and int(text) > 1:
         return int(text)
-    try:
-        share = float(text)
-    except ValueError:
+    with suppress(InvalidParameterError):
         if parse_share(text) is None:
             parse_bytes(text)
         return text
-    if not 0 < share <= 1:
-        raise InvalidParameterError(
-            f'a budget is a size with a unit such as "20GiB" or "900MB", a share of the device\'s memory above 0 and '
-            f'at most 1 such as "0.8", or "auto"; got {text!r}'
-        )
-    return share
+    with suppress(ValueError):
+        if 0 < float(text) <= 1:
+            return float(text)
+    raise InvalidParameterError(
+        f"{text!r} is not a budget; write a size with a unit (kB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB "
+        "powers of 1024) such as 20GiB or 900MB, a share of the device's memory above 0 and at most 1 such as 90% "
+        "or 0.9, or auto"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
@@ -16,6 +17,12 @@ from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitEr
 
 # Wide enough for every table.
 _WIDTH_OF_FILES = 120
+# How the files begin that memfit writes; a list of layers is written by hand.
+_FORMATS = ("memfit-profile", "memfit-plan", "memfit-verification", "memfit-layer-plan")
+_OURS = (*(f'"{name}"'.encode() for name in _FORMATS), b"memfit</title>")
+_HEAD_BYTES = 4096
+_GZIP_MAGIC = b"\x1f\x8b"
+_PLOTS = (".png", ".svg", ".pdf")
 
 
 def console() -> Console:
@@ -74,11 +81,30 @@ def check_outputs(*paths: Path | None, inputs: Iterable[Path] = ()) -> None:
             continue
         for other in read:
             if _is_same_file(path, other):
-                raise InvalidParameterError(f"{path} is an input of this command, {other}; write to another file")
+                same = "" if str(path) == str(other) else f" ({other} is the same file)"
+                raise InvalidParameterError(f"{path} is an input of this command{same}; write to another file")
         if any(_is_same_file(path, other) for other in written):
             raise InvalidParameterError(f"{path} is given for two outputs; write each to a file of its own")
         check_writable(path)
+        refuse_other_content(path)
         written.append(path)
+
+
+def refuse_other_content(path: Path) -> None:
+    """Raise where ``path`` is a file that memfit did not write, such as a module that the TARGET imports.
+
+    What memfit writes can be written over: its JSON files, compressed or not, its pages and its plots.
+    """
+    if not path.is_file() or path.suffix.lower() in _PLOTS:
+        return
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.startswith(_GZIP_MAGIC):
+        head = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(head, _HEAD_BYTES)
+    if head.strip() and not any(mark in head for mark in _OURS):
+        raise InvalidParameterError(
+            f"{path} is there already, and memfit did not write it; write to another file, or remove this one first"
+        )
 
 
 def _is_same_file(path: Path, other: Path) -> bool:

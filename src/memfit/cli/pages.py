@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from memfit.units import format_bytes
 
 if TYPE_CHECKING:
+    from memfit.fitted import Fitted
     from memfit.graph.method_result import MethodResult
     from memfit.graph.model_profile import ModelProfile
     from memfit.graph.plan import FrontierPoint, Plan
     from memfit.graph.verification import Verification
-    from memfit.report.page_data import Mark, ReportData
+    from memfit.report.page_data import Mark, ReportData, SizeCurve
+    from memfit.tuning import Tuned
 
 # With fewer, the drawn line cuts corners at its small end.
 NUM_POINTS = 32
@@ -28,6 +30,7 @@ def report_data(
     plan: Plan | None = None,
     verifications: Sequence[Verification] = (),
     other_marks: Sequence[Mark] = (),
+    sizes: SizeCurve | None = None,
 ) -> ReportData:
     """Return what a page shows of ``profile``, its frontier, and where there is one the plan in use."""
     from memfit.graph.plan import FrontierPoint
@@ -45,7 +48,56 @@ def report_data(
         marks=(*strategy_marks(profile), *measured, *other_marks),
         title=title,
         facts=environment_facts(),
+        sizes=sizes,
     )
+
+
+def write_fitted_page(
+    path: Path,
+    title: str,
+    fitted: Fitted,
+    *,
+    host_budget: int | str = 0,
+    comparison: Sequence[MethodResult] = (),
+    sizes: SizeCurve | None = None,
+) -> None:
+    """Write the page of a fitted model to ``path``: its frontier, its plan, and what was measured."""
+    from memfit.cli.stages import frontier_of
+    from memfit.report.page import write_page
+
+    data = report_data(
+        fitted.profile,
+        frontier_of(fitted.profile, NUM_POINTS, host_budget),
+        title=title,
+        plan=fitted.plan,
+        verifications=(fitted.verification,),
+        other_marks=marks_of_methods(comparison),
+        sizes=sizes_of_fitted(fitted) if sizes is None else sizes,
+    )
+    write_page(path, data)
+
+
+def sizes_of_fitted(fitted: Fitted) -> SizeCurve | None:
+    """Return the plans by size of a model that was fitted with several batches, None for any other."""
+    from memfit.fitted import FittedBySize
+    from memfit.report.page_data import SizeCurve, SizeRow
+
+    if not isinstance(fitted, FittedBySize):
+        return None
+    entries = fitted.plans.entries
+    rows = [SizeRow(entry.size, entry.plan.predicted_peak_bytes, entry.plan.predicted_overhead) for entry in entries]
+    return SizeCurve(rows, entries[-1].size, fitted.plan.budget_bytes, is_throughput=False)
+
+
+def sizes_of_tuned(tuned: Tuned) -> SizeCurve:
+    """Return every size that was tried."""
+    from memfit.report.page_data import SizeCurve, SizeRow
+
+    rows = [
+        SizeRow(row.size, row.peak_bytes, None if row.plan is None else row.throughput, row.is_measured)
+        for row in sorted(tuned.table, key=lambda row: row.size)
+    ]
+    return SizeCurve(rows, tuned.size, tuned.fitted.plan.budget_bytes, is_throughput=True)
 
 
 def marks_of_methods(comparison: Sequence[MethodResult]) -> tuple[Mark, ...]:

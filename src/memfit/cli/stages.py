@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 from memfit.cli.target import Target, load_target
@@ -21,9 +23,22 @@ if TYPE_CHECKING:
 _WHILE_RUNNING = "while the model ran"
 
 
-def target_to_run(text: str, arguments: Sequence[str] | None) -> Target:
-    """Return the TARGET, whose model lies on one device."""
+def target_to_run(
+    text: str, arguments: Sequence[str] | None, *, takes_sizes: bool = False, takes_batches: bool = False
+) -> Target:
+    """Return the TARGET, whose model lies on one device.
+
+    ``takes_sizes`` is whether its batch is a function of the size, ``takes_batches`` whether there may be several.
+    """
     target = load_target(text, arguments or ())
+    if target.batches is not None and not takes_batches:
+        raise InvalidParameterError(
+            f"{text}: batches of several sizes are for `memfit fit`; return the largest as 'batch' here"
+        )
+    if isinstance(target.batch, FunctionType | partial) and not takes_sizes:
+        raise InvalidParameterError(
+            f"{text}: the batch is a function; that is for `memfit tune`, other commands need a batch"
+        )
     devices = sorted({str(parameter.device) for parameter in target.model.parameters()})
     if len(devices) > 1:
         raise InvalidParameterError(
@@ -79,8 +94,9 @@ def fitted(target: Target, budget: int | float | str, **options: Any) -> Fitted:
     """Return the TARGET's model fitted into ``budget``, with the other ``options`` of `memfit.fit`."""
     from memfit.fitting import fit
 
+    arguments = target.step_arguments() | {"batches": target.batches}
     with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
-        return fit(target.model, **target.step_arguments(), budget=budget, **options, progress=progress)
+        return fit(target.model, **arguments, budget=budget, **options, progress=progress)
 
 
 def tuned(target: Target, budget: int | float | str, **options: Any) -> Tuned:

@@ -27,7 +27,7 @@ _FORMS = "package.module:function or path/file.py:function, such as memfit.model
 
 
 class Target(NamedTuple):
-    """What a TARGET's function returned: the model and the step arguments of `memfit.profile`."""
+    """What a TARGET's function returned: the model, the step arguments of `profile`, and ``batches`` for `fit`."""
 
     model: nn.Module
     batch: Any = None
@@ -36,13 +36,15 @@ class Target(NamedTuple):
     targets: Any = None
     step: Callable[..., object] | None = None
     gradients: Literal["fresh", "kept"] = "fresh"
+    batches: Any = None
     num_entries: int | None = None
     """How many entries the function returned as a tuple; None where it returned a dict."""
 
     def step_arguments(self) -> dict[str, Any]:
         """Return the step arguments by name."""
         arguments = self._asdict()
-        del arguments["model"], arguments["num_entries"]
+        for name in ("model", "batches", "num_entries"):
+            del arguments[name]
         return arguments
 
 
@@ -163,9 +165,12 @@ def _checked(result: Any, text: str) -> Target:
         )
     # The step arguments are checked here as well, so that what is wrong with them names the TARGET.
     try:
-        StepArguments(**target.step_arguments())
+        if target.batches is None:
+            StepArguments(**target.step_arguments())
     except InvalidParameterError as error:
-        raise InvalidParameterError(f"{text}: {error}") from None
+        form = ". Where there are targets, return a dict: {'model': model, 'batch': batch, 'targets': targets, ...}"
+        hint = form if target.targets is None and "targets" in str(error) else ""
+        raise InvalidParameterError(f"{text}: {error}{hint}") from None
     return target
 
 

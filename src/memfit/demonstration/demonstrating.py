@@ -21,6 +21,7 @@ from memfit.planning.planner import frontier
 from memfit.planning.planner import plan as plan_step
 from memfit.profiling import profile as profile_step
 from memfit.progress import Progress
+from memfit.runtime.native.native_build import build_engine
 from memfit.units import format_bytes
 from memfit.verification.comparing import CHECKPOINTED, PLAIN, measure_methods
 from memfit.verification.methods import Way as Method
@@ -69,6 +70,7 @@ def _demonstrated(sizes: Sizes, progress: Progress) -> Demonstration:
     model = Gpt(sizes.layers, sizes.width, sizes.heads, sizes.length, len(batches.alphabet), dropout=0.1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = TrainingStep(model, StepArguments(batches.draw(torch.Generator().manual_seed(0)), optimizer=optimizer))
+    build_engine(progress)
     progress.stage("profiling the plain step")
     profile = profile_step(model, step.batch, optimizer=optimizer)
     progress.stage("planning")

@@ -41,8 +41,8 @@ def host_budget_in_bytes(host_budget: HostBudgetLike, profile: ModelProfile) -> 
     link = profile.link
     if link is None:
         raise InvalidParameterError(
-            f"host_budget={host_budget!r} needs to know the way from {profile.device!r} to the host's memory, and this "
-            f"profile does not say: {_why_without_link(profile)}"
+            f"host_budget={host_budget!r} needs the speed of the link from {profile.device!r} to the host, which this "
+            f"profile does not have: {_why_without_link(profile)}"
         )
     return int(link.host_free_bytes * AUTO_HOST_SHARE) if checked == "auto" else checked
 
@@ -92,16 +92,16 @@ def _checked_share(share: float) -> float:
 def _known(num_bytes: int | None, given: str, unknown: str, profile: ModelProfile) -> int:
     if num_bytes is None:
         raise InvalidParameterError(
-            f'{given} needs to know {unknown} {profile.device!r}, and this profile does not say; give bytes, as "20GiB"'
+            f'{given} depends on {unknown} {profile.device!r}, which this profile does not have; give bytes, as "20GiB"'
         )
     return num_bytes
 
 
 def _why_without_link(profile: ModelProfile) -> str:
     if profile.device.partition(":")[0] == "cpu":
-        return "a CPU's memory is the host's, so that there is nowhere to offload to; leave host_budget out"
+        return "a CPU's memory is the host's, so there is nowhere to offload to; leave host_budget out"
     return (
-        "it is of an older memfit, or was made where that could not be measured, or is for a CUDA graph; profile again "
+        "it was made by an older memfit, or where the link could not be measured, or for a CUDA graph; profile again "
         "on the GPU, or leave host_budget out"
     )
 

@@ -16,7 +16,7 @@ from memfit.documents import write_text
 from memfit.report.page_data import ReportData
 from memfit.report.page_document import page_document
 
-_SCRIPTS = ("words.js", "shapes.js", "curve.js", "blocks.js", "timeline.js", "values.js", "main.js")
+_SCRIPTS = ("words.js", "shapes.js", "curve.js", "blocks.js", "timeline.js", "values.js", "sizes.js", "main.js")
 # Within a script element these would begin or end markup, whatever the type of the script.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 

@@ -17,37 +17,32 @@ from memfit.graph.plan_file import plan_text
 from memfit.planning.simulate.simulator import simulated
 from memfit.planning.simulate.walk import LiveBytes
 from memfit.planning.step import Bytes, Step
+from memfit.report.compiled_document import CompiledStep
 from memfit.report.memory_kinds import memory_kinds, named_samples
-from memfit.report.page_data import ReportData
+from memfit.report.page_data import ReportData, SizeCurve
 from memfit.report.plan_effect import bytes_by_block, plan_effect
 
 MOST_TIMELINE_POINTS = 600
-MOST_LIVE_MODULES = 40
+MOST_LIVE_MODULES = 32
+_VALUE_COLUMNS = ("module_names", "op_names", "module", "op", "call", "output", "num_bytes", "block")
 
 
 def page_document(data: ReportData) -> dict[str, Any]:
     """Return everything that the page shows, ready for JSON. Points are in the order of their peak, smallest first."""
     points = _ordered_points(data)
     step = Step(data.profile)
-    blocks = _BlockTable(step)
-    first_ops = _bucket_starts(step.num_ops)
+    compiled = data.profile.compiled
+    is_compiled = compiled is not None and bool(compiled.kinds)
     return {
         "title": data.title,
         "profile": _profile_head(data, step),
         "facts": [[str(name), str(fact)] for name, fact in data.facts.items()],
         "budget_bytes": data.budget_bytes,
         "selected": _selected(data, points),
-        "blocks": blocks.labels,
-        "block_kinds": blocks.kinds,
-        "values": _value_columns(step, blocks.of_value),
-        "timeline": {
-            "first_ops": first_ops,
-            "phases": _phases(step),
-            "plain_bytes": _downsampled(simulated(step, set()).timeline_bytes, first_ops),
-            "kinds": _kinds(data, first_ops),
-        },
+        "is_compiled": is_compiled,
+        **(_in_segments(data, step, points) if is_compiled else _in_values(data, step, points)),
         "plans": _packed([plan_text(point.plan) for point in points]),
-        "points": [_point_entry(step, point, blocks, first_ops) for point in points],
+        "sizes": None if data.sizes is None else _sizes(data.sizes),
         "marks": [
             {
                 "label": mark.label,
@@ -59,6 +54,49 @@ def page_document(data: ReportData) -> dict[str, Any]:
             }
             for mark in data.marks
         ],
+    }
+
+
+def _in_values(data: ReportData, step: Step, points: Sequence[FrontierPoint]) -> dict[str, Any]:
+    """Return the step op by op, planned value by value."""
+    blocks = _BlockTable(step)
+    first_ops = _bucket_starts(step.num_ops)
+    return {
+        "blocks": blocks.labels,
+        "block_kinds": blocks.kinds,
+        "values": _value_columns(step, blocks.of_value),
+        "timeline": {
+            "unit": "op",
+            "first_ops": first_ops,
+            "phases": _phases(step),
+            "plain_bytes": _downsampled(simulated(step, set()).timeline_bytes, first_ops),
+            "kinds": _kinds(data, first_ops),
+        },
+        "points": [_point_entry(step, point, blocks, first_ops) for point in points],
+    }
+
+
+def _in_segments(data: ReportData, step: Step, points: Sequence[FrontierPoint]) -> dict[str, Any]:
+    """Return the step by segments between compiled blocks, planned partition by partition."""
+    assert data.profile.compiled is not None
+    compiled = CompiledStep(data.profile.compiled)
+    return {
+        "blocks": compiled.labels,
+        "block_kinds": compiled.kinds,
+        "values": {
+            key: [] for key in ("module_names", "op_names", "module", "op", "call", "output", "num_bytes", "block")
+        },
+        "timeline": compiled.timeline(_kinds(data, [0])),
+        "points": [compiled.point_entry(point, step.resident_bytes) for point in points],
+    }
+
+
+def _sizes(curve: SizeCurve) -> dict[str, Any]:
+    return {
+        "rows": [[row.size, row.peak_bytes, row.speed, row.is_measured] for row in curve.rows],
+        "chosen_size": curve.chosen_size,
+        "budget_bytes": curve.budget_bytes,
+        "is_throughput": curve.is_throughput,
     }
 
 

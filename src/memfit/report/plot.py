@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,8 @@ def write_plot(path: str | os.PathLike[str], data: ReportData) -> None:
     suffix = check_plot(path)
     if not data.points:
         raise InvalidParameterError("a plot needs at least one plan; give it memfit.frontier(profile) as points")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MemfitError(
-            "plots are drawn with matplotlib, which is not installed: pip install 'memfit[plot]'"
-        ) from None
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     _draw(figure.add_subplot(), data)
     # Without a date inside, equal data make equal files.
@@ -39,10 +36,12 @@ def write_plot(path: str | os.PathLike[str], data: ReportData) -> None:
 
 
 def check_plot(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of ``path``; raise unless it is a format that plots are written in."""
+    """Return the suffix of ``path``; raise where no plot can be written to it."""
     suffix = Path(path).suffix.lower()
     if suffix not in _SUFFIXES:
         raise InvalidParameterError(f"a plot is written as {', '.join(_SUFFIXES)}; got {os.fspath(path)!r}")
+    if find_spec("matplotlib") is None:
+        raise MemfitError("plots are drawn with matplotlib, which is not installed: pip install 'memfit[plot]'")
     return suffix
 
 

@@ -14,6 +14,7 @@ from memfit.graph.method_result import MethodResult
 from memfit.graph.model_profile import Link, ModelProfile
 from memfit.graph.names import is_within
 from memfit.graph.plan import Decision, FrontierPoint, Plan
+from memfit.graph.size_plans import SizedPlan
 from memfit.graph.verification import Verification
 from memfit.report.layer_table import MOST_ROWS, format_flops
 from memfit.report.terminal_table import TerminalTable
@@ -87,19 +88,29 @@ def plan_summary(profile: ModelProfile, plan: Plan) -> Padding:
     lines = {
         "peak": f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(profile.peak_bytes)} "
         f"({100 * saved_share:.1f}% less)",
-        "time": f"{format_overhead(plan.predicted_overhead)} ({format_flops(plan.recompute_flops)} recomputed)",
-        "values": f"{_num_decided(plan, Decision.RECOMPUTE)} of {len(plan.decisions)} recomputed{offloaded}",
     }
-    if num_offloaded:
+    if plan.compiled is not None:
+        lines["time"] = f"{format_overhead(plan.predicted_overhead)} on the plain step, which is not compiled"
+        lines["compiled"] = plan.compiled.in_words()
+    else:
+        recomputed = f"{_num_decided(plan, Decision.RECOMPUTE)} of {len(plan.decisions)} recomputed"
+        lines["time"] = f"{format_overhead(plan.predicted_overhead)} ({format_flops(plan.recompute_flops)} recomputed)"
+        lines["values"] = f"{recomputed}{offloaded}"
+    if plan.host_bytes:
         lines["host"] = f"{format_bytes(plan.host_bytes)} of pinned memory"
     if plan.budget_bytes is not None:
         lines["budget"] = format_bytes(plan.budget_bytes)
-        lines["optimality"] = (
-            f"at most {100 * plan.optimality_gap:.2g}% of the step slower than the best possible plan"
-            if plan.optimality_gap
-            else "no plan within this budget is predicted to be faster"
-        )
+        lines["optimality"] = _optimality_in_words(plan)
     return _grid(lines)
+
+
+def _optimality_in_words(plan: Plan) -> str:
+    if plan.compiled is not None:
+        return "no mixture of the measured partitions within this budget is predicted to be faster"
+    of_class = "that replays each op at most once"
+    if plan.optimality_gap:
+        return f"at most {100 * plan.optimality_gap:.2g}% of the step slower than the fastest plan {of_class}"
+    return f"no plan within this budget {of_class} is predicted to be faster"
 
 
 def frontier_table(profile: ModelProfile, points: Sequence[FrontierPoint], *, title: str) -> Table:
@@ -116,6 +127,19 @@ def frontier_table(profile: ModelProfile, points: Sequence[FrontierPoint], *, ti
         if is_offloading:
             cells += [str(_num_decided(point.plan, Decision.OFFLOAD)), format_bytes(point.plan.host_bytes)]
         table.add_row(*cells)
+    return table
+
+
+def sizes_table(entries: Sequence[SizedPlan], *, title: str) -> Table:
+    """Return one row per plan, from the smallest size to the largest; a batch runs by the first that is as large."""
+    table = TerminalTable(title)
+    for heading in ("size up to", "peak", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for entry in entries:
+        plan = entry.plan
+        table.add_row(
+            str(entry.size), format_bytes(plan.predicted_peak_bytes), format_overhead(plan.predicted_overhead)
+        )
     return table
 
 

@@ -29,7 +29,12 @@ _STRATEGIES: dict[str, LayerStrategy] = {
 
 
 def strategy_marks(profile: ModelProfile) -> tuple[Mark, ...]:
-    """Return a mark for each layer strategy that changes something, and one for saving everything."""
+    """Return a mark for each layer strategy that changes something, and one for saving everything.
+
+    Of a step with compiled blocks, layer strategies choose nothing: its mark is the plain step, which was measured.
+    """
+    if profile.compiled is not None and profile.compiled.kinds:
+        return (Mark("plain step, not compiled", profile.peak_bytes, 0.0, is_measured=True),)
     step = Step(profile)
     marks = [Mark("save everything", plan(profile, strategy=NoCheckpointing()).predicted_peak_bytes, 0.0)]
     seen: set[frozenset[int]] = {frozenset()}

@@ -11,6 +11,7 @@ from rich.console import Console
 from memfit.cli.options import (
     Arguments,
     AsJson,
+    BudgetText,
     HostBudgetText,
     PageFile,
     TargetText,
@@ -19,6 +20,7 @@ from memfit.cli.options import (
 )
 from memfit.cli.output import check_outputs, console, print_json, prints_aside
 from memfit.cli.python_code import python_code
+from memfit.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from memfit.fitted import Fitted
@@ -27,13 +29,7 @@ if TYPE_CHECKING:
 
 def fit(
     target: TargetText,
-    budget: Annotated[
-        str,
-        typer.Option(
-            help='The largest allowed peak: "2GiB", "900MB", a share of the device such as "90%" or "0.9", or "auto".',
-            show_default=False,
-        ),
-    ],
+    budget: BudgetText,
     host_budget: HostBudgetText = None,
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile the repeated blocks, and plan what they save.")
@@ -55,6 +51,7 @@ def fit(
 
     [dim]memfit fit memfit.models:gpt --arg layers=12 --budget 300MiB --html page.html[/]
     """
+    from memfit.cli.pages import write_fitted_page
     from memfit.cli.stages import compared, engine_in_words, fitted, target_to_run
     from memfit.cli.target import source_files
 
@@ -66,13 +63,15 @@ def fit(
     }
     check_outputs(output, html, inputs=source_files(target))
     with prints_aside(as_json):
-        loaded = target_to_run(target, arg)
+        loaded = target_to_run(target, arg, takes_batches=True)
+        if compare and loaded.batches is not None:
+            raise InvalidParameterError(f"--compare measures one batch, and {target} returned several; leave it out")
         result = fitted(loaded, **options)
         comparison = compared(loaded, result) if compare else ()
     if output is not None:
         result.plan.save(output)
     if html is not None:
-        _write_page(html, target, result, comparison, options["host_budget"])
+        write_fitted_page(html, target, result, host_budget=options["host_budget"], comparison=comparison)
     engine = engine_in_words()
     if as_json:
         print_json(_document(result, comparison, engine))
@@ -80,7 +79,9 @@ def fit(
     screen = console()
     _show(screen, target, result, comparison, engine)
     budgets = {name: value for name, value in options.items() if value}
-    code = python_code(target, arg or (), num_entries=loaded.num_entries, budgets=budgets, plan_file=output)
+    # A saved plan is for one size.
+    plan_file = output if loaded.batches is None else None
+    code = python_code(target, arg or (), num_entries=loaded.num_entries, budgets=budgets, plan_file=plan_file)
     screen.print("The same in Python", style="bold")
     screen.print(f"\n{code}\n", markup=False, soft_wrap=True)
     for written in (output, html):
@@ -89,31 +90,18 @@ def fit(
 
 
 def _show(screen: Console, target: str, result: Fitted, comparison: tuple[MethodResult, ...], engine: str) -> None:
-    from memfit.report.step_tables import comparison_table, plan_summary, verification_summary
+    from memfit.fitted import FittedBySize
+    from memfit.report.step_tables import comparison_table, plan_summary, sizes_table, verification_summary
 
+    if isinstance(result, FittedBySize):
+        screen.print(sizes_table(result.plans.entries, title=f"{target}: the plans by size"))
+        target = f"{target}, largest size"
     screen.print(f"{target}: the plan", style="bold", markup=False, soft_wrap=True)
     screen.print(plan_summary(result.profile, result.plan))
     screen.print(f"{target}: measured", style="bold", markup=False, soft_wrap=True)
     screen.print(verification_summary(result.verification, plan=result.plan, engine=engine))
     if comparison:
         screen.print(comparison_table(comparison, title=f"{target}: methods, in the same interleaved rounds"))
-
-
-def _write_page(
-    path: Path, target: str, result: Fitted, comparison: tuple[MethodResult, ...], host_budget: int | str
-) -> None:
-    from memfit.cli.pages import NUM_POINTS, marks_of_methods, report_data, write_report_page
-    from memfit.cli.stages import frontier_of
-
-    data = report_data(
-        result.profile,
-        frontier_of(result.profile, NUM_POINTS, host_budget),
-        title=target,
-        plan=result.plan,
-        verifications=(result.verification,),
-        other_marks=marks_of_methods(comparison),
-    )
-    write_report_page(path, data)
 
 
 def _document(result: Fitted, comparison: tuple[MethodResult, ...], engine: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
-from memfit.cli.options import AsJson, BudgetText, HostBudgetText, StrategyText, parse_budget, parse_host_budget
+from memfit.cli.options import AsJson, HostBudgetText, OptionalBudgetText, StrategyText, parse_budget, parse_host_budget
 from memfit.cli.output import check_outputs, console, print_json
 from memfit.cli.strategy_text import parse_strategy
 from memfit.documents import read_document
@@ -48,7 +48,7 @@ def plan(
         Path, typer.Argument(help="A profile (profile.json) or a list of layers (layers.json).", show_default=False)
     ],
     strategy: StrategyText = None,
-    budget: BudgetText = None,
+    budget: OptionalBudgetText = None,
     host_budget: HostBudgetText = None,
     force_save: Annotated[
         _Selectors, typer.Option(metavar="SELECTOR", help="Save these values, whatever is planned; repeatable.")
@@ -113,7 +113,7 @@ def _plan_layers(document: dict[str, Any], file: Path, wish: _Wish, output: Path
     screen.print(plan_summary(layers, layer_plan, is_budget=isinstance(strategy, Budget)))
     if not layer_plan.checkpointed_layers:
         _say_unchanged(screen, is_budget=isinstance(strategy, Budget))
-    _say_saved(output)
+    _say_written(output)
 
 
 def _plan_profile(document: dict[str, Any], file: Path, wish: _Wish, output: Path | None, as_json: bool) -> None:
@@ -146,7 +146,7 @@ def _plan_profile(document: dict[str, Any], file: Path, wish: _Wish, output: Pat
     screen.print(plan_summary(measured, value_plan))
     if not value_plan.changes_anything:
         _say_unchanged(screen, is_budget=value_plan.budget_bytes is not None)
-    _say_saved(output)
+    _say_written(output)
 
 
 def _say_unchanged(screen: Console, *, is_budget: bool) -> None:
@@ -154,6 +154,6 @@ def _say_unchanged(screen: Console, *, is_budget: bool) -> None:
     screen.print(f"{fits} saves every value and changes nothing.", soft_wrap=True)
 
 
-def _say_saved(output: Path | None) -> None:
+def _say_written(output: Path | None) -> None:
     if output is not None:
-        console().print(f"Saved to {output}.", markup=False, soft_wrap=True)
+        console().print(f"Wrote {output}.", markup=False, soft_wrap=True)

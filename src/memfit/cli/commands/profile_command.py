@@ -68,4 +68,4 @@ def profile(
         screen.print(profile_table(measured, title=target))
     screen.print(profile_summary(measured))
     if output is not None:
-        screen.print(f"Saved to {output}.", markup=False, soft_wrap=True)
+        screen.print(f"Wrote {output}.", markup=False, soft_wrap=True)

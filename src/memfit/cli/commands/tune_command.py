@@ -7,20 +7,23 @@ from typing import Annotated
 
 import typer
 
-from memfit.cli.options import Arguments, AsJson, HostBudgetText, TargetText, parse_budget, parse_host_budget
+from memfit.cli.options import (
+    Arguments,
+    AsJson,
+    BudgetText,
+    HostBudgetText,
+    PageFile,
+    TargetText,
+    parse_budget,
+    parse_host_budget,
+)
 from memfit.cli.output import check_outputs, console, print_json, prints_aside
 from memfit.errors import InvalidParameterError
 
 
 def tune(
     target: TargetText,
-    budget: Annotated[
-        str,
-        typer.Option(
-            help='The largest allowed peak: "2GiB", "900MB", a share of the device such as "90%" or "0.9", or "auto".',
-            show_default=False,
-        ),
-    ],
+    budget: BudgetText,
     sizes: Annotated[
         str | None,
         typer.Option(help="The batch sizes to try, such as 4,8,16; by default they are searched.", show_default=False),
@@ -36,6 +39,7 @@ def tune(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Save the plan to this file.", show_default=False)
     ] = None,
+    html: PageFile = None,
     arg: Arguments = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,15 +47,16 @@ def tune(
 
     [dim]memfit tune training.py:model_and_batches --budget 20GiB[/]
     """
+    from memfit.cli.pages import sizes_of_tuned, write_fitted_page
     from memfit.cli.stages import target_to_run, tuned
     from memfit.cli.target import source_files
 
     wanted, wanted_on_host = parse_budget(budget), parse_host_budget(host_budget)
     wanted_sizes = None if sizes is None else _parsed_sizes(sizes)
-    check_outputs(output, inputs=source_files(target))
+    check_outputs(output, html, inputs=source_files(target))
     with prints_aside(as_json):
         result = tuned(
-            target_to_run(target, arg),
+            target_to_run(target, arg, takes_sizes=True),
             wanted,
             sizes=wanted_sizes,
             global_batch=global_batch,
@@ -60,14 +65,18 @@ def tune(
         )
     if output is not None:
         result.fitted.plan.save(output)
+    if html is not None:
+        curve = sizes_of_tuned(result)
+        write_fitted_page(html, target, result.fitted, host_budget=wanted_on_host, sizes=curve)
     if as_json:
         print_json(result.document())
         return
     screen = console()
     screen.print(f"{target}: the batch size", style="bold", markup=False, soft_wrap=True)
     screen.print(repr(result), markup=False, soft_wrap=True)
-    if output is not None:
-        screen.print(f"Wrote {output}.", markup=False, soft_wrap=True)
+    for written in (output, html):
+        if written is not None:
+            screen.print(f"Wrote {written}.", markup=False, soft_wrap=True)
 
 
 def _parsed_sizes(text: str) -> list[int]:

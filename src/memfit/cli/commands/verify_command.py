@@ -44,6 +44,6 @@ def verify(
         screen = console()
         screen.print(verification_summary(verification, plan=plan, engine=engine_in_words()))
         if output is not None:
-            screen.print(f"Saved to {output}.", markup=False, soft_wrap=True)
+            screen.print(f"Wrote {output}.", markup=False, soft_wrap=True)
     if not verification.holds:
         raise typer.Exit(CHECK_DID_NOT_HOLD)

@@ -33,21 +33,22 @@ function drawCurve(report, selected, select) {
   const x = linear(xDomain, [frame.left, frame.right]);
   const y = linear(yDomain, [frame.bottom, frame.top]);
   const { unit, ticks } = byteTicks(...xDomain, width / 90);
-  drawAxes(svg, frame, x, y, ticks, shareTicks(...yDomain, 6), `peak memory of the step (${unit})`, "slower than saving everything");
+  drawAxes(svg, frame, x, y, ticks, shareTicks(...yDomain, 6), `peak memory of the step (${unit})`, "time added to saving everything");
 
   const places = report.points.map((point) => [x(point.peak_bytes), y(point.overhead)]);
   const floor = `L${places[places.length - 1][0].toFixed(1)},${y(low)}L${places[0][0].toFixed(1)},${y(low)}Z`;
   svg.append(shape("path", { class: "frontier-area", d: pathThrough(places) + floor }), shape("path", { class: "frontier", d: pathThrough(places) }));
   const [atX, atY] = places[selected];
   svg.append(shape("path", { class: "guide", fill: "none", d: `M${frame.left},${atY}H${atX}V${frame.bottom}` }));
+  const boxes = [];
   if (report.budget_bytes !== null) {
     const left = x(report.budget_bytes);
     svg.append(
       shape("line", { class: "budget-line", x1: left, x2: left, y1: frame.top, y2: frame.bottom }),
       shape("text", { x: left, y: frame.top - 4, "text-anchor": left > width - 80 ? "end" : "middle" }, `budget ${bytesText(report.budget_bytes)}`),
     );
+    boxes.push([left - 3, frame.top, left + 3, frame.bottom]);
   }
-  const boxes = [];
   if (showsCapacity) {
     const left = x(capacity);
     const isNearBudget = report.budget_bytes !== null && Math.abs(left - x(report.budget_bytes)) < 150;
@@ -66,7 +67,9 @@ function drawCurve(report, selected, select) {
     for (let part = 1; part < 6; part += 1) boxes.push(boxAround(left + ((right - left) * part) / 6, top + ((bottom - top) * part) / 6, 3));
   });
   report.marks.forEach((mark) => boxes.push(boxAround(x(mark.peak_bytes), y(mark.overhead), 7)));
-  if (width >= 560) report.marks.forEach((mark) => labelMark(svg, frame, boxes, mark, x(mark.peak_bytes), y(mark.overhead)));
+  // On a phone there is room for what was measured alone.
+  const labelled = report.marks.filter((mark) => width >= 560 || mark.is_measured);
+  labelled.sort((one, other) => other.is_measured - one.is_measured).forEach((mark) => labelMark(svg, frame, boxes, mark, x(mark.peak_bytes), y(mark.overhead)));
   report.points.forEach((point, index) => drawPoint(holder, svg, report, index, places[index], index === selected, select));
   report.marks.forEach((mark) => drawMark(holder, svg, mark, x(mark.peak_bytes), y(mark.overhead), y));
   if (focused) holder.querySelector(`[data-place="${focused}"]`)?.focus();

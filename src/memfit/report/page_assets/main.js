@@ -9,6 +9,8 @@ function writeHead(report) {
   const { device, step_seconds: seconds } = report.profile;
   const plain = plainPeak(report);
   byId("subtitle").textContent = `Saving everything, one step on ${device} takes ${secondsText(seconds)} and peaks at ${bytesText(plain)}.`;
+  // Inside compiled blocks there are partitions, and no values to list.
+  byId("values-panel").hidden = report.is_compiled;
   byId("budget-least").textContent = bytesText(report.points[0].peak_bytes);
   byId("budget-most").textContent = bytesText(report.points[report.points.length - 1].peak_bytes);
 }
@@ -22,9 +24,14 @@ function writeFacts(report) {
     ["Measured with", profile.measured_with],
     ["Plain step", `${secondsText(profile.step_seconds)}, peak ${bytesText(profile.peak_bytes)} (${exactBytesText(profile.peak_bytes)})`],
     ["Weights, optimizer state and batch", bytesText(profile.resident_bytes)],
-    ["Recorded", `${profile.num_ops.toLocaleString("en")} ops, ${report.values.num_bytes.length.toLocaleString("en")} values made inside the model`],
+    ["Recorded", report.is_compiled
+      ? `${report.blocks.length} compiled blocks, ${report.timeline.first_ops.length} segments of the step`
+      : `${profile.num_ops.toLocaleString("en")} ops, ${report.values.num_bytes.length.toLocaleString("en")} values made inside the model`],
     ...(link ? [["Link to the host", `${rateText(link.out_bytes_per_second)} to the host, ${rateText(link.back_bytes_per_second)} to the device, ${bytesText(link.host_free_bytes)} of host memory free`]] : []),
-    ["Predicted", "peaks by simulating the recorded step under each plan, slowdowns from the measured times of the recomputed ops" + (link ? " and of copies to and from the host" : "")],
+    ["Predicted", (report.is_compiled
+      ? "peaks and times from the measured bytes and seconds of each block with each of its partitions"
+      : "peaks by simulating the recorded step under each plan, times from the measured times of the recomputed ops")
+      + (link ? " and of copies to and from the host" : "")],
     ...report.facts,
   ];
   byId("facts").append(...facts.flatMap(([name, fact]) => [element("dt", {}, name), element("dd", {}, fact)]));
@@ -43,11 +50,15 @@ function writeFigures(report, point, totals) {
   const slider = byId("budget");
   slider.setAttribute("aria-valuetext", `${figures.peak} peak, ${figures.slower} time`);
   const changes = [];
-  if (totals.recomputed) changes.push(`${figures.recomputed} of activations are recomputed in the backward pass, for ${flopsText(point.recompute_flops)}`);
+  const flops = point.recompute_flops ? `, for ${flopsText(point.recompute_flops)}` : "";
+  if (totals.recomputed) changes.push(`${figures.recomputed} of activations are recomputed in the backward pass${flops}`);
   if (totals.offloaded) changes.push(`${figures.offloaded} of activations are offloaded to host memory, copied while the device computes`);
-  byId("summary").textContent = changes.length
-    ? `At ${figures.peak} the step is predicted to take ${shareText(less)} less memory than saving everything and ${shareText(point.overhead)} more time: ${changes.join("; ")}.`
-    : "Every activation that the backward pass needs is saved; nothing is recomputed.";
+  const memory = `${shareText(Math.abs(less))} ${less < 0 ? "more" : "less"} memory`;
+  const time = `${shareText(Math.abs(point.overhead))} ${point.overhead < 0 ? "less" : "more"} time`;
+  const step = `At ${figures.peak} the step${report.is_compiled ? " with compiled blocks" : ""} is predicted to take ${memory} than saving everything and ${time}`;
+  if (changes.length) byId("summary").textContent = `${step}: ${changes.join("; ")}.`;
+  else if (report.is_compiled) byId("summary").textContent = `${step}; nothing is recomputed.`;
+  else byId("summary").textContent = "Every activation that the backward pass needs is saved; nothing is recomputed.";
 }
 
 function start() {
@@ -57,8 +68,9 @@ function start() {
   const drawValues = newValueTable(report);
   writeHead(report);
   writeFacts(report);
+  prepareSizes(report);
   drawCurveLegend(report);
-  drawTimelineLegend();
+  drawTimelineLegend(report);
   listAllPoints(report);
   prepareBlocks(report);
   const folding = setUpFolding(report, () => {
@@ -69,6 +81,7 @@ function start() {
 
   function drawCharts() {
     const point = report.points[state.selected];
+    drawSizes(report);
     drawCurve(report, state.selected, select);
     drawTimeline(report, point);
   }
@@ -118,7 +131,7 @@ function writeCode(report, point) {
     "memfit.apply(model, plan)",
     "",
     "# or plan for this budget again:",
-    `memfit.fit(model, batch, budget=${point.peak_bytes}${point.host_bytes ? `, host_budget=${point.host_bytes}` : ""})`,
+    `memfit.fit(model, batch, budget=${point.peak_bytes}${point.host_bytes ? `, host_budget=${point.host_bytes}` : ""}${report.is_compiled ? ", compile=True" : ""})  # ${bytesText(point.peak_bytes)}`,
   ].join("\n");
 }
 

@@ -13,9 +13,10 @@ const KINDS = [
 // The upper edge of each kind in each bucket; no edge is above what is in use there.
 function stackedBytes(report, point) {
   const { weights, batch, optimizer_state: optimizer, gradients } = report.timeline.kinds;
-  const parts = [point.timeline_bytes.map(() => weights), point.timeline_bytes.map(() => batch), optimizer, gradients];
+  const none = point.timeline_bytes.map(() => 0);
+  const parts = [point.timeline_bytes.map(() => weights), point.timeline_bytes.map(() => batch), optimizer, gradients ?? none];
   const edges = [];
-  let below = point.timeline_bytes.map(() => 0);
+  let below = none;
   for (const part of parts) {
     below = below.map((bytes, bucket) => Math.min(bytes + part[bucket], point.timeline_bytes[bucket]));
     edges.push(below);
@@ -24,12 +25,18 @@ function stackedBytes(report, point) {
   return edges;
 }
 
-function drawTimelineLegend() {
+// Where gradients are not told apart, they are part of the last kind, which has no bound.
+function shownKinds(report) {
+  if (report.timeline.kinds.gradients) return KINDS;
+  return KINDS.map((kind) => (kind.name === "activations" ? { ...kind, word: "activations, gradients and workspaces" } : kind)).filter((kind) => kind.name !== "gradients");
+}
+
+function drawTimelineLegend(report) {
   const planLine = shape("line", { x1: 0, x2: 22, y1: 6, y2: 6, style: "stroke:var(--saved);stroke-width:2" });
   const plainLine = shape("line", { x1: 0, x2: 22, y1: 6, y2: 6, style: "stroke:var(--plain);stroke-width:1.5" });
   const dot = shape("circle", { cx: 11, cy: 6, r: 4.5, style: "fill:var(--recomputed)" });
   const area = (name) => shape("rect", { width: 22, height: 12, rx: 2, class: `kind-${name}` });
-  const kinds = KINDS.map(({ name, word }) => legendEntry(word, area(name)));
+  const kinds = shownKinds(report).map(({ name, word }) => legendEntry(word, area(name)));
   byId("timeline-legend").append(legendEntry("this plan", planLine), legendEntry("everything saved", plainLine), legendEntry("peak", dot), ...kinds);
 }
 
@@ -38,13 +45,13 @@ function drawTimeline(report, point) {
   const { svg, width, height } = newChart(holder, "Bytes in use, op by op", (w) => Math.max(240, Math.min(360, w * 0.48)));
   const frame = { left: 44, right: width - 10, top: 40, bottom: height - 46 };
   const { first_ops: firstOps, plain_bytes: plainBytes, phases } = report.timeline;
-  const numOps = report.profile.num_ops;
+  const numOps = report.timeline.unit === "op" ? report.profile.num_ops : firstOps.length;
   const most = Math.max(...plainBytes, ...point.timeline_bytes, 1);
   const x = linear([0, Math.max(numOps - 1, 1)], [frame.left, frame.right]);
   const y = linear([0, most * 1.04], [frame.bottom, frame.top]);
   const opTicks = roundTicks(0, numOps - 1, width / 110).ticks.filter(Number.isInteger).map((at) => ({ at, text: at.toLocaleString("en") }));
   const { unit, ticks } = byteTicks(0, most * 1.04, 5);
-  drawAxes(svg, frame, x, y, opTicks, ticks, "op of the step", `in use (${unit})`);
+  drawAxes(svg, frame, x, y, opTicks, ticks, `${report.timeline.unit} of the step`, `in use (${unit})`);
   drawPhases(svg, frame, x, phases, numOps);
 
   const line = (allBytes) => pathThrough(allBytes.map((numBytes, index) => [x(firstOps[index]), y(numBytes)]));
@@ -94,13 +101,14 @@ function followPointer(holder, svg, frame, x, y, report, point) {
     const at = x(firstOps[bucket]);
     fill(cursor, { x1: at, x2: at, visibility: "visible" }, []);
     const edges = stackedBytes(report, point);
-    const parts = KINDS.map(({ word }, place) => [word, edges[place][bucket] - (place ? edges[place - 1][bucket] : 0)]);
+    const places = KINDS.map(({ name }, place) => [name, edges[place][bucket] - (place ? edges[place - 1][bucket] : 0)]);
+    const parts = shownKinds(report).map(({ name, word }) => [word, places.find(([other]) => other === name)[1]]);
     const lines = [
       `${bytesText(point.timeline_bytes[bucket])} with this plan, ${bytesText(plainBytes[bucket])} with everything saved`,
       ...parts.filter(([, numBytes]) => numBytes > 0).map(([word, numBytes]) => `${bytesText(numBytes)} ${word}`),
       ...namedNear(point, firstOps[bucket]),
     ];
-    showTip(holder, at, y(point.timeline_bytes[bucket]), `op ${firstOps[bucket].toLocaleString("en")}`, lines);
+    showTip(holder, at, y(point.timeline_bytes[bucket]), `${report.timeline.unit} ${firstOps[bucket].toLocaleString("en")}`, lines);
   });
   svg.addEventListener("pointerleave", () => {
     cursor.setAttribute("visibility", "hidden");
@@ -117,9 +125,12 @@ function namedNear(point, opIndex) {
 
 function describePeak(report, point) {
   const phase = report.timeline.phases.findLast(([, firstOp]) => firstOp <= point.peak_op_index)?.[0] ?? "step";
+  const { unit, first_ops: firstOps } = report.timeline;
+  const total = unit === "op" ? report.profile.num_ops : firstOps.length;
+  byId("timeline-title").textContent = `The step, ${unit} by ${unit}`;
   byId("peak-sentence").textContent =
-    `The peak, ${bytesText(point.peak_bytes)}, is reached in the ${phase} pass at op ${point.peak_op_index.toLocaleString("en")}` +
-    ` of ${report.profile.num_ops.toLocaleString("en")} (${point.peak_op}).`;
+    `The peak, ${bytesText(point.peak_bytes)}, is reached in the ${phase} pass at ${unit} ${point.peak_op_index.toLocaleString("en")}` +
+    ` of ${total.toLocaleString("en")} (${point.peak_op}).`;
 }
 
 function listLive(point, showAll, toggle) {

@@ -37,6 +37,10 @@ function slowerText(overhead) {
   return overhead > 0 ? `+${shareText(overhead)}` : shareText(overhead);
 }
 
+function numberText(number) {
+  return number >= 100 ? Math.round(number).toLocaleString("en") : String(Number(number.toPrecision(3)));
+}
+
 function secondsText(seconds) {
   if (seconds >= 1) return `${seconds.toFixed(2)} s`;
   return seconds >= 1e-3 ? `${(1e3 * seconds).toFixed(1)} ms` : `${(1e6 * seconds).toFixed(0)} µs`;

@@ -37,6 +37,12 @@ _METER = "allocation_meter.cpp"
 @functools.cache
 def native_module() -> Any:
     """Return the built and loaded module, or None where there is none. The first call on a machine builds it."""
+    if sys.platform == "linux" and os.environ.get("MEMFIT_NATIVE") != "0" and (reason := why_not_native()) is not None:
+        warnings.warn(
+            f"{reason}. Until then memfit runs on its engine in Python, which does the same and takes about 5 times "
+            "longer for each op it records; MEMFIT_NATIVE=0 switches this warning off",
+            stacklevel=2,
+        )
     return _usable(lambda compiler: _loaded(_built(compiler)))
 
 
@@ -150,7 +156,7 @@ def why_not_native() -> str | None:
     if os.environ.get("MEMFIT_NATIVE") == "0":
         return "MEMFIT_NATIVE=0"
     if sys.platform != "linux":
-        return f"it is not built on {sys.platform}"
+        return f"the engine in C++ is built on Linux only, and this is {sys.platform}"
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         return f"no C++ compiler {compiler!r} was found: install one, or set CXX"
