@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.compiled.test_partition_mix import drawn_profile, model_profile
 from tests.planning.drawn_profiles import drawn_profiles
 from tests.planning.model_families import chain, gpt
 from tests.planning.step_builder import StepBuilder
@@ -21,7 +22,7 @@ from memfit.planning.simulate.simulator import simulate
 from memfit.planning.step import Step
 from memfit.report.memory_kinds import memory_kinds
 from memfit.report.page import page_text
-from memfit.report.page_data import Mark, ReportData
+from memfit.report.page_data import Mark, ReportData, SizeCurve, SizeRow
 from memfit.report.page_document import MOST_LIVE_MODULES, MOST_TIMELINE_POINTS, page_document
 from memfit.report.strategy_marks import strategy_marks
 
@@ -261,3 +262,31 @@ def test_the_memory_is_divided_into_kinds_that_no_plan_changes() -> None:
     assert (kinds.weights, kinds.batch) == (40, 64)
     assert kinds.optimizer_state == [80] * ops
     assert kinds.gradients[: backward + 1] == [0] * backward + [40]
+
+
+def test_a_compiled_step_is_drawn_by_segments_up_to_its_predicted_peak() -> None:
+    profile = model_profile(drawn_profile(1))
+    document = page_document(ReportData(profile, frontier(profile, points=6)))
+    assert document["is_compiled"]
+    assert len(document["points"]) > 3
+    assert profile.compiled is not None
+    everything = [block.measured[0].held_bytes for block in profile.compiled.blocks]
+    for entry in document["points"]:
+        assert max(entry["timeline_bytes"]) == entry["peak_bytes"] == sum(size for _, size in entry["live_at_peak"])
+        assert (
+            len(entry["timeline_bytes"]) == len(document["timeline"]["plain_bytes"]) == len(profile.compiled.segments)
+        )
+        saved, recomputed = ([row[place] for row in entry["blocks"]] for place in range(2))
+        assert [one + other for one, other in zip(saved, recomputed, strict=True)] == everything
+        assert all(name == "everything" for name, size in zip(entry["partitions"], recomputed, strict=True) if not size)
+
+
+def test_sizes_are_listed_with_what_fits() -> None:
+    rows = [SizeRow(4, 100, 10.0, is_measured=True), SizeRow(8, None, None)]
+    data = ReportData(two_blocks(), frontier(two_blocks()), sizes=SizeCurve(rows, 4, 120, is_throughput=True))
+    assert page_document(data)["sizes"] == {
+        "rows": [[4, 100, 10.0, True], [8, None, None, False]],
+        "chosen_size": 4,
+        "budget_bytes": 120,
+        "is_throughput": True,
+    }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.compiled.test_partition_mix import drawn_profile, model_profile
 from tests.planning.model_families import gpt
 from tests.report.chromium import Tab, browser_path, running_browser
 from tests.report.planned_steps import point_recomputing
@@ -20,7 +21,7 @@ from memfit.graph.plan_file import plan_text
 from memfit.planning.planner import frontier
 from memfit.planning.step import Step
 from memfit.report.page import write_page
-from memfit.report.page_data import Mark, ReportData
+from memfit.report.page_data import Mark, ReportData, SizeCurve, SizeRow
 from memfit.report.page_document import page_document
 from memfit.report.strategy_marks import strategy_marks
 
@@ -337,3 +338,75 @@ def test_5000_values_are_searched_sorted_and_paged_quickly(tab: Tab, tmp_path: P
     # A tenth of a second is where a slider begins to feel slow; five times that for a loaded machine.
     assert milliseconds < 500
     assert tab.problems == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_sizes_are_curves_with_the_chosen_one_and_the_budget(tab: Tab, tmp_path: Path, width: int) -> None:
+    profile = two_blocks()
+    peaks = {1: 100, 2: 150, 4: 250, 8: 460, 16: 510, 32: None}
+    rows = [SizeRow(size, peak, size**0.5 if peak else None, is_measured=size > 4) for size, peak in peaks.items()]
+    path = tmp_path / "page.html"
+    write_page(path, ReportData(profile, frontier(profile), sizes=SizeCurve(rows, 16, 512, is_throughput=True)))
+    tab.open(path.as_uri(), width=width)
+    for chart in ("sizes-speed", "sizes-peak"):
+        sizes = f"[...document.querySelectorAll('#{chart} .size')].map(dot => Number(dot.dataset.size))"
+        assert tab.evaluate(sizes) == [1, 2, 4, 8, 16]
+        assert tab.evaluate(f"document.querySelectorAll('#{chart} .size.measured').length") == 2
+        assert tab.evaluate(f"document.querySelector('#{chart} .size.chosen').dataset.size") == "16"
+    assert tab.evaluate("document.querySelectorAll('#sizes-peak .budget-line').length") == 1
+    assert "16 trains the most samples per second within 512 B: 4" in tab.evaluate(
+        "document.getElementById('sizes-lead').textContent"
+    )
+    tab.evaluate("document.querySelector('#sizes-speed [data-size=\"8\"]').focus()")
+    assert tab.evaluate("document.querySelector('#sizes-speed .tip').textContent") == "size 82.83 samples/s, measured"
+    assert (
+        tab.evaluate("document.querySelector('#sizes-body tr[data-size=\"32\"]').textContent") == "32above the budget"
+    )
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    assert tab.problems == []
+
+
+def test_plans_by_length_are_curves_and_other_pages_have_none(tab: Tab, address: str, tmp_path: Path) -> None:
+    profile = two_blocks()
+    rows = [SizeRow(512, 300, 0.0), SizeRow(2048, 500, 0.25)]
+    path = tmp_path / "page.html"
+    write_page(path, ReportData(profile, frontier(profile), sizes=SizeCurve(rows, 2048, 512, is_throughput=False)))
+    tab.open(path.as_uri())
+    tips = "[...document.querySelectorAll('#sizes-speed .size')].map(dot => dot.getAttribute('aria-label'))"
+    assert tab.evaluate(tips) == ["512: 0 % time, predicted", "2048: +25 % time, predicted"]
+    assert tab.evaluate("document.getElementById('sizes').offsetParent !== null")
+    tab.open(address)
+    assert tab.evaluate("document.getElementById('sizes').offsetParent === null")
+
+
+def test_compiled_blocks_have_their_partitions_and_the_step_its_segments(tab: Tab, tmp_path: Path) -> None:
+    profile = model_profile(drawn_profile(1))
+    data = ReportData(profile, frontier(profile, points=6))
+    entries = page_document(data)["points"]
+    path = tmp_path / "page.html"
+    write_page(path, data)
+    tab.open(f"{path.as_uri()}#point=0")
+    heads = "[...document.querySelectorAll('#blocks-body th')].map(head => head.textContent)"
+    names = [
+        f"{block} {name}" for block, name in zip(page_document(data)["blocks"], entries[0]["partitions"], strict=True)
+    ]
+    assert tab.evaluate(heads) == names
+    check_shown(tab, entries[0])
+    assert tab.evaluate("document.getElementById('values-panel').offsetParent === null")
+    assert "compile=True" in tab.evaluate("document.getElementById('code').textContent")
+    assert "by segment" in tab.evaluate("document.getElementById('timeline-title').textContent")
+    assert "gradients" not in tab.evaluate(
+        "[...document.querySelectorAll('#timeline path')].map(p => p.className.baseVal)"
+    )
+    report_data = "JSON.parse(document.getElementById('report-data').textContent)"
+    assert tab.evaluate(f"planText({report_data}, 0)") == plan_text(data.points[-1].plan)
+    assert tab.problems == []
+
+
+def test_no_label_of_a_block_is_cut_off_on_a_phone(tab: Tab, tmp_path: Path) -> None:
+    profile = gpt(num_blocks=24)
+    path = tmp_path / "page.html"
+    write_page(path, ReportData(profile, [point_recomputing(profile, set())]))
+    tab.open(path.as_uri(), width=360)
+    heads = "[...document.querySelectorAll('#blocks-body th')]"
+    assert tab.evaluate(f"{heads}.every(head => head.scrollWidth <= head.clientWidth)")

@@ -43,7 +43,7 @@ class CompiledStep:
             "kinds": {
                 "weights": kinds["weights"],
                 "batch": kinds["batch"],
-                "optimizer_state": kinds["optimizer_state"] * num_segments,
+                "optimizer_state": (kinds["optimizer_state"] or [0]) * num_segments,
                 # Gradients are part of what was measured of a block's backward pass.
                 "gradients": None,
             },

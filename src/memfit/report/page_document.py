@@ -86,7 +86,7 @@ def _in_segments(data: ReportData, step: Step, points: Sequence[FrontierPoint]) 
         "values": {
             key: [] for key in ("module_names", "op_names", "module", "op", "call", "output", "num_bytes", "block")
         },
-        "timeline": compiled.timeline(_kinds(data, [0])),
+        "timeline": compiled.timeline(_kinds(data, [0][: step.num_ops])),
         "points": [compiled.point_entry(point, step.resident_bytes) for point in points],
     }
 

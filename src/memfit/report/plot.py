@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +39,12 @@ def check_plot(path: str | os.PathLike[str]) -> str:
     suffix = Path(path).suffix.lower()
     if suffix not in _SUFFIXES:
         raise InvalidParameterError(f"a plot is written as {', '.join(_SUFFIXES)}; got {os.fspath(path)!r}")
-    if find_spec("matplotlib") is None:
-        raise MemfitError("plots are drawn with matplotlib, which is not installed: pip install 'memfit[plot]'")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise MemfitError(
+            "plots are drawn with matplotlib, which is not installed: pip install 'memfit[plot]'"
+        ) from None
     return suffix
 
 

@@ -23,9 +23,10 @@ def plan_of_compiled(profile: ModelProfile, budget_bytes: int, host_bytes: int =
     if mix is None:
         least_bytes = _least_peak_bytes(profile, host_bytes)
         raise InfeasibleBudgetError(
-            f"no mixture of the compiled blocks' partitions keeps this step within {format_bytes(budget_bytes)} "
-            f"({budget_bytes} bytes). The smallest peak is {least_bytes} bytes ({format_bytes(least_bytes)}). Give at "
-            f"least budget={least_bytes}, use compile=False, or make the batch or the model smaller",
+            f"the smallest budget found for this step with compiled blocks is {format_bytes(least_bytes)} (no mixture "
+            f"of the measured partitions needs less), and the given one is {format_bytes(budget_bytes)} "
+            f"({budget_bytes} bytes). Give at least budget={least_bytes}, use compile=False, compute the loss in "
+            "chunks, or make the batch or the model smaller",
             minimum_bytes=least_bytes,
         )
     return _plan(profile, mix, budget_bytes)
