@@ -71,12 +71,12 @@ def is_boolean(value: object) -> bool:
 
 def shown(value: object) -> str:
     """Return a short repr with the type, for an error message; a repr that fails or is long does no harm."""
-    if isinstance(shape := getattr(value, "shape", None), tuple) and shape:
-        return f"{type(value).__name__} of shape {tuple(shape)}"
     try:
         text = repr(value)
     except Exception:
         text = "a value whose repr fails"
+    if len(text) > 60 and _is_array(value):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"  # type: ignore[attr-defined]
     if len(text) > 60:
         text = text[:57] + "..."
     return f"{text} ({type(value).__name__})"
@@ -84,4 +84,5 @@ def shown(value: object) -> str:
 
 def _is_array(value: object) -> bool:
     # One-element arrays convert to float with a warning; NumPy's scalars have a shape too, but an empty one.
-    return getattr(value, "shape", ()) != ()
+    shape = getattr(value, "shape", ())
+    return isinstance(shape, tuple) and shape != ()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -140,3 +142,42 @@ def test_a_model_without_blocks_has_nothing_to_compare(target_file: Callable[[st
     code, _, errors = memfit("fit", f"{target_file(source)}:build", "--budget=1GiB", "--compare")
     assert code == 2
     assert "--compare checkpoints every repeated block, and Linear has none; leave it out" in errors
+
+
+def report_in(page: Path) -> dict[str, Any]:
+    """Return the data that a page holds."""
+    data = page.read_text(encoding="utf-8").partition('id="report-data">')[2].partition("</script>")[0]
+    return dict(json.loads(data))
+
+
+def test_several_batches_have_a_plan_each_in_the_table_on_the_page_and_in_the_code(
+    target_file: Callable[[str], str], tmp_path: Path
+) -> None:
+    returns = "return {'model': model, 'batches': [torch.ones(n, 16) for n in (16, 64)], 'loss': torch.sum}"
+    target, page = f"{target_file(TRAIN.replace('RETURNS', returns))}:build", tmp_path / "page.html"
+    options = ["-o", str(tmp_path / "plan.json"), "--html", str(page)]
+    code, shown, errors = memfit("fit", target, *BUDGET, *options)
+    assert (code, errors) == (0, "")
+    assert "the plans by size" in shown
+    assert re.search(r"^\s+64\s+\S+ KiB", shown, re.MULTILINE)
+    # The saved plan is that for the largest size, so that the code fits all sizes again.
+    assert "fitted = memfit.fit(**training_step, budget='60kB')" in shown
+    sizes = report_in(page)["sizes"]
+    assert sizes["rows"][-1][0] == sizes["chosen_size"] == 64
+    assert all(row[1] <= 60_000 for row in sizes["rows"])
+    code, _, errors = memfit("fit", target, *BUDGET, "--compare")
+    assert (code, "--compare measures one batch" in errors) == (2, True)
+    code, _, errors = memfit("profile", target)
+    assert (code, "return the largest as 'batch' here" in errors) == (2, True)
+
+
+@pytest.mark.filterwarnings("ignore:the plan changes nothing")
+def test_tune_draws_every_size_that_was_tried(target_file: Callable[[str], str], tmp_path: Path) -> None:
+    returns = "return model, lambda size: torch.ones(size, width), torch.sum"
+    target, page = f"{target_file(TRAIN.replace('RETURNS', returns))}:build", tmp_path / "page.html"
+    code, shown, _ = memfit("tune", target, "--budget=1MiB", "--sizes=8,16", "--html", str(page), "--json")
+    assert code == 0
+    table, sizes = json.loads(shown)["table"], report_in(page)["sizes"]
+    assert [row["size"] for row in table] == [row[0] for row in sizes["rows"]] == [8, 16]
+    assert [row["throughput"] for row in table] == [row[2] for row in sizes["rows"]]
+    assert sizes["budget_bytes"] == 2**20

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.cli.running import memfit
+from tests.report.test_page import hostile_report
+
+from memfit import Plan
+from memfit.cli.output import check_outputs
+from memfit.report.page import write_page
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +64,46 @@ def test_the_source_of_the_target_is_never_written(
     assert code == 2
     assert "train.py is an input of this command" in errors
     assert path.read_text(encoding="utf-8") == source
+
+
+@pytest.mark.parametrize(
+    "content", ["import torch\n", '{"format": "memfit-layers", "version": 1, "layers": []}', "notes"]
+)
+@pytest.mark.parametrize(
+    "arguments", [["plan", "--strategy", "full", "-o"], ["frontier", "--html"], ["report", "--html"]]
+)
+def test_a_file_that_memfit_did_not_write_is_kept(
+    tmp_path: Path, profile_file: Path, arguments: list[str], content: str
+) -> None:
+    other = tmp_path / "model.py"
+    other.write_text(content, encoding="utf-8")
+    command, *options = arguments
+    code, shown, errors = memfit(command, str(profile_file), *options, str(other))
+    assert (code, shown) == (2, "")
+    assert "is there already, and memfit did not write it" in errors
+    assert other.read_text(encoding="utf-8") == content
+
+
+@pytest.mark.parametrize("name", ["plan.json", "plan.json.gz"])
+def test_what_memfit_wrote_is_written_over(tmp_path: Path, plan_file: Path, name: str) -> None:
+    file = tmp_path / name
+    Plan.load(plan_file).save(file)
+    check_outputs(file)
+
+
+def test_an_empty_file_and_a_page_of_memfit_are_written_over(tmp_path: Path) -> None:
+    page, empty = tmp_path / "page.html", tmp_path / "empty.json"
+    write_page(page, hostile_report())
+    empty.touch()
+    check_outputs(page, empty)
+
+
+def test_the_demo_keeps_a_users_files_of_the_same_names(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("mine", encoding="utf-8")
+    code, shown, errors = memfit("demo", "--out", str(tmp_path))
+    assert (code, shown) == (2, "")
+    assert "plan.json is there already, and memfit did not write it" in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_two_outputs_in_one_file_are_refused(tmp_path: Path, profile_text: str) -> None:

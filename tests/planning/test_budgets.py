@@ -84,5 +84,5 @@ def test_a_step_captured_into_a_cuda_graph_offloads_nothing() -> None:
     captured = on_gpu(LINK).for_cuda_graph()
     assert captured == on_gpu(None).for_cuda_graph()
     assert captured.link is None
-    with pytest.raises(InvalidParameterError, match="or is for a CUDA graph"):
+    with pytest.raises(InvalidParameterError, match="or for a CUDA graph"):
         host_budget_in_bytes("auto", captured)

@@ -290,3 +290,9 @@ def test_sizes_are_listed_with_what_fits() -> None:
         "budget_bytes": 120,
         "is_throughput": True,
     }
+
+
+def test_of_a_compiled_step_the_plain_one_is_the_only_baseline() -> None:
+    assert strategy_marks(model_profile(drawn_profile(1))) == (
+        Mark("plain step, not compiled", 400, 0.0, is_measured=True),
+    )

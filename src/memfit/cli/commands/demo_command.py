@@ -9,13 +9,14 @@ import typer
 
 from memfit.cli.commands.layers_demo import show_layers_demo
 from memfit.cli.options import AsJson
-from memfit.cli.output import console, make_folder, print_json
+from memfit.cli.output import check_outputs, console, make_folder, print_json
 from memfit.progress import progress_of_command
 
 if TYPE_CHECKING:
-    from memfit.demonstration.demonstrating import Demonstration
+    from memfit.demonstration.demonstrating import Demonstration, Sizes
 
 _DEFAULT_FOLDER = Path("memfit-demo")
+_FILES = ("page.html", "profile.json", "plan.json")
 
 
 def demo(
@@ -35,12 +36,19 @@ def demo(
     if layers:
         show_layers_demo(out, as_json=as_json)
         return
-    from memfit.demonstration.demonstrating import Sizes, demonstrate
+    from memfit.demonstration.demonstrating import Sizes
 
-    folder = _DEFAULT_FOLDER if out is None else out
+    show_demo(Sizes(), _DEFAULT_FOLDER if out is None else out, as_json=as_json)
+
+
+def show_demo(sizes: Sizes, folder: Path, *, as_json: bool) -> None:
+    """Run the demo at the given ``sizes``, write its files into ``folder``, and print what it found."""
+    from memfit.demonstration.demonstrating import demonstrate
+
     make_folder(folder)
+    check_outputs(*(folder / name for name in _FILES))
     with progress_of_command() as progress:
-        found = demonstrate(Sizes(), progress)
+        found = demonstrate(sizes, progress)
     written = _write(found, folder)
     if as_json:
         print_json(demo_document(found, written))
@@ -57,7 +65,7 @@ def _write(found: Demonstration, folder: Path) -> list[Path]:
     """Write the page, the profile and the plan of the smallest budget; return their paths, the page first."""
     from memfit.cli.pages import marks_of_methods, report_data, write_report_page
 
-    page, profile_file, plan_file = folder / "page.html", folder / "profile.json", folder / "plan.json"
+    page, profile_file, plan_file = (folder / name for name in _FILES)
     smallest = list(found.plans.values())[-1]
     data = report_data(
         found.profile,
