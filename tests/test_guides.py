@@ -23,6 +23,7 @@ DOCS = Path(__file__).parent.parent / "docs"
         "vision",
         "offloading",
         "chunked-loss",
+        "compiled",
         "start",
         "lora",
         "api",
