@@ -40,9 +40,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
 	touch $@
 
-# The site is built strictly, and without a network: warnings are errors. Sources are read, not imported.
+# The site is built strictly, and without a network: warnings are errors. Sources are read, not imported. No page may load
+# anything from another host, so that the site works offline.
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	! grep --recursive --files-with-matches --include='*.html' '<\(script\|link\|img\)[^>]*\(src\|href\)="\?https\?:' site
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(PIP) --editable '.[docs]'
