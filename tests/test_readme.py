@@ -6,11 +6,15 @@ import contextlib
 import io
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.cli.running import memfit
+
+from memfit.cli.target import load_target
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,6 +64,13 @@ def test_the_tables_show_the_committed_results(label: str) -> None:
                 rows[method]["ratio"] for method in (METHODS[label], f"memfit at the peak of ({METHODS[label]})")
             ]
         assert shown == [f"{ratio:.3f}" for ratio in expected]
+
+
+def test_the_command_is_one_and_its_target_takes_the_argument() -> None:
+    (command,) = re.findall(r"^memfit (fit .*)$", README, flags=re.MULTILINE)
+    assert memfit(*shlex.split(command), "--help")[0] == 0
+    target, argument = re.findall(r"(\S+:\S+) --arg (\S+)", command)[0]
+    assert load_target(target, [argument]).num_entries == 2
 
 
 def test_linked_files_exist() -> None:

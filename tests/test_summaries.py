@@ -32,5 +32,5 @@ def test_every_object_prints_as_at_most_six_lines() -> None:
     assert repr(applied).startswith("Applied: removed from Sequential\nPlan\n")
     assert repr(point).startswith("FrontierPoint(")
     assert repr(point).endswith("% time)")
-    for shown in (plan._repr_html_(), profile._repr_html_()):
+    for shown in (plan._repr_html_(), profile._repr_html_(), fitted._repr_html_()):
         assert shown.startswith("<table>")

@@ -17,7 +17,8 @@ from memfit.errors import InfeasibleBudgetError
 from memfit.graph.inputs import Input
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
-from memfit.graph.size_plans import SizedPlan, SizePlans
+from memfit.graph.size_plans import SizePlans
+from memfit.graph.summaries import html_summary
 from memfit.graph.verification import Verification
 from memfit.planning.planner import plan as plan_step
 from memfit.runtime.applying.apply import Applied, AppliedBySize
@@ -74,6 +75,9 @@ class Fitted(Applied):
     def __repr__(self) -> str:
         return f"Fitted: {type(self.model).__name__}\n{self.verification!r}"
 
+    def _repr_html_(self) -> str:
+        return html_summary(f"Fitted: {type(self.model).__name__}", self.verification.summary_lines())
+
 
 class FittedBySize(AppliedBySize, Fitted):
     """Plans for batches of many sizes, applied to a model.
@@ -108,13 +112,16 @@ class FittedBySize(AppliedBySize, Fitted):
     def __repr__(self) -> str:
         entries = self.plans.entries
         lines = [f"Fitted: {type(self.model).__name__}, {len(entries)} plans for sizes up to {entries[-1].size}"]
-        lines += [f"  {_entry_in_words(entry)}" for entry in entries]
+        lines += [f"  up to {entry.size}: {_plan_in_words(entry.plan)}" for entry in entries]
         return "\n".join([*lines, repr(self.verification)])
 
+    def _repr_html_(self) -> str:
+        sizes = {f"up to {entry.size}": _plan_in_words(entry.plan) for entry in self.plans.entries}
+        return html_summary(f"Fitted: {type(self.model).__name__}", sizes | self.verification.summary_lines())
 
-def _entry_in_words(entry: SizedPlan) -> str:
-    peak = format_bytes(entry.plan.predicted_peak_bytes)
-    return f"up to {entry.size}: {peak}, {entry.plan.predicted_overhead:+.1%} time"
+
+def _plan_in_words(plan: Plan) -> str:
+    return f"{format_bytes(plan.predicted_peak_bytes)}, {plan.predicted_overhead:+.1%} time"
 
 
 def _next_smaller(plan: Plan, profile: ModelProfile, message: str) -> Plan:

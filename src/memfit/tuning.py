@@ -19,7 +19,7 @@ from memfit.fitted import Fitted
 from memfit.fitting import fit
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
-from memfit.graph.summaries import text_summary
+from memfit.graph.summaries import html_summary, text_summary
 from memfit.planning.budgets import BudgetLike, HostBudgetLike, budget_in_bytes, checked_budget, checked_host_budget
 from memfit.planning.planner import plan as plan_step
 from memfit.profiling import ProfileMode, profile_of_step, refuse_unfit
@@ -29,7 +29,7 @@ from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.chunked_loss.language_model_head import head_of
 from memfit.runtime.native.native_build import build_engine
 from memfit.sizes.scaled_profiles import ScaledProfiles
-from memfit.units import format_bytes, format_seconds
+from memfit.units import format_bytes, format_rate, format_seconds
 from memfit.validation import shown, whole_number
 from memfit.verification.methods import planned
 from memfit.verification.trials import Trials
@@ -72,10 +72,8 @@ class TunedSize:
             return "not within the budget"
         steps = f", {self.accumulation} steps" if self.accumulation > 1 else ""
         how = "measured" if self.is_measured else "predicted"
-        return (
-            f"{self.throughput:.4g} samples/s, {format_bytes(self.peak_bytes)}, {format_seconds(self.seconds)} per step"
-            f"{steps} ({how})"
-        )
+        rate, peak = format_rate(self.throughput), format_bytes(self.peak_bytes)
+        return f"{rate} samples/s, {peak}, {format_seconds(self.seconds)} per step{steps} ({how})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -94,13 +92,16 @@ class Tuned:
 
     def summary_lines(self) -> dict[str, str]:
         """Return the result and a line for each size that was tried."""
-        lines = {"size": f"{self.size}, {self.throughput:.4g} samples/s"}
+        lines = {"size": f"{self.size}, {format_rate(self.throughput)} samples/s"}
         if self.accumulation > 1:
             lines["steps"] = f"{self.accumulation} for a global batch of {self.accumulation * self.size}"
         return lines | {f"{row.size}": str(row) for row in self.table}
 
     def __repr__(self) -> str:
         return text_summary("Tuned", self.summary_lines())
+
+    def _repr_html_(self) -> str:
+        return html_summary("Tuned", self.summary_lines())
 
     def document(self) -> dict[str, Any]:
         """Return the result as plain data: what ``--json`` prints, and the points of a curve."""

@@ -60,6 +60,11 @@ def format_overhead(overhead: float | None) -> str:
     return "unknown" if overhead is None else f"{100 * overhead:+.1f}%"
 
 
+def format_rate(per_second: float) -> str:
+    """Return a rate for a reader, without an exponent: "38,119" or "1.57"."""
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
 def format_seconds(seconds: float) -> str:
     """Return ``seconds`` for a reader, in ms or μs where they are short: "12.3 ms"."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
