@@ -50,7 +50,7 @@ def check_kind(document: dict[str, Any], path: str | os.PathLike[str], *, expect
     """Raise unless ``document`` is of the ``expected`` format, in a version from 1 to ``version``."""
     kind = document.get("format")
     if kind != expected:
-        raise PlanFileError(f'{path}: "format" must be "{expected}"; got {shown(kind)}')
+        raise PlanFileError(f'{path}: "format" must be "{expected}"; got {_shown_kind(kind)}')
     found = document.get("version")
     if type(found) is not int or found < 1:
         raise PlanFileError(f'{path}: "version" must be a whole number from 1 to {version}; got {shown(found)}')
@@ -59,6 +59,10 @@ def check_kind(document: dict[str, Any], path: str | os.PathLike[str], *, expect
             f"{path}: version {found} of {expected} is newer than this memfit, which reads up to version {version}; "
             "upgrade memfit or save the file with an older one"
         )
+
+
+def _shown_kind(kind: object) -> str:
+    return f'"{kind}"' if isinstance(kind, str) and kind.startswith("memfit-") else shown(kind)
 
 
 def check_fields(

@@ -1,4 +1,4 @@
-"""``fit``: the whole way in one call. Profile, plan, verify, apply."""
+"""``fit``: profile, plan, verify and apply in one call."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
     monkeypatch.setattr(native_build.tempfile, "gettempdir", lambda: str(tmp_path))
     (tmp_path / f"memfit-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RuntimeError, match="belongs to another user"):
+    with pytest.raises(RuntimeError, match="is owned by another user"):
         native_build._writable_folder()
 
 

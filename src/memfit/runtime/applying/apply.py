@@ -204,7 +204,7 @@ def _refuse_unfit(model: nn.Module, plan: Plan) -> None:
         raise InvalidParameterError(f"plan is a Plan as memfit.plan() returns it, got {type(plan).__name__}")
     if any(is_wrapped(module) for module in model.modules()):
         raise InvalidParameterError(
-            f"a plan is at work on this {type(model).__name__} (or on a part of it) already; remove() that one first"
+            f"this {type(model).__name__} (or a part of it) already has a plan; call memfit.remove(model) first"
         )
     modules = dict(bare_model(model).named_modules())
     planned = (*plan.recorded_modules, *plan.hooked_modules, *(plan.compiled.choice if plan.compiled else ()))

@@ -133,7 +133,7 @@ def _writable_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"memfit-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
-        raise RuntimeError(f"{folder} belongs to another user; MEMFIT_CACHE names another place")
+        raise RuntimeError(f"{folder} is owned by another user; set MEMFIT_CACHE to a folder of your own")
     return folder
 
 
