@@ -28,6 +28,8 @@ from memfit.runtime.applying.apply import remove
 from memfit.runtime.checks.model_changes import checkpointed_in, warn_of_checkpointing
 from memfit.runtime.chunked_loss.language_model_head import head_of
 from memfit.runtime.native.native_build import build_engine
+from memfit.sizes.batch_form import BatchForm
+from memfit.sizes.compiled_sizes import fit_compiled_by_size
 from memfit.sizes.fitting_by_size import fit_by_size
 from memfit.units import format_bytes
 from memfit.verification.verifying import faster_of, verify_step
@@ -75,7 +77,9 @@ def fit(
     ``batches`` in place of ``batch`` are two or three batches of different sizes, such as ``[short, long]``: the result
     has a plan for each size up to the largest, and each forward pass runs by that for the sizes that it is called with.
     Short batches run plain, long ones recompute more. ``targets`` is then a list with one entry for each batch. A batch
-    that is larger than all of them is planned for when it comes, or refused with the largest size that fits.
+    that is larger than all of them is planned for when it comes, or refused with the largest size that fits. With
+    ``compile``, each of the given batches has a plan of its own, and a step runs by that of the smallest that is at
+    least as large; a larger one than all warns.
 
     With ``compile=True``, the repeated blocks run compiled, and the plan says what each of them saves; blocks that you
     compiled are planned as well. Gradients are compared with those of the compiled step that saves everything.
@@ -87,11 +91,6 @@ def fit(
     checked_budget(budget)
     checked_host_budget(host_budget)
     checked_compile(compile)
-    if compile and batches is not None:
-        raise InvalidParameterError(
-            f"compile={compile!r} and batches= cannot be given together in this version of memfit: give the largest "
-            "batch as batch, or leave compile out"
-        )
     if chunk_loss:
         head_of(model)
     warn_of_checkpointing(model, stacklevel=2)
@@ -101,7 +100,7 @@ def fit(
         arguments = StepArguments(batches, loss, targets, step, optimizer, gradients)
         with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
 
-            def fit_one(given: StepArguments) -> Fitted:
+            def fit_one(given: StepArguments, compile: bool | Literal["auto"] = False) -> Fitted:
                 return fit(
                     model,
                     given.batch,
@@ -112,10 +111,15 @@ def fit(
                     optimizer=optimizer,
                     gradients=gradients,
                     host_budget=host_budget,
+                    compile=compile,
                     chunk_loss=chunk_loss,
                     progress=shown,
                 )
 
+            if compile:
+                compiled = fit_compiled_by_size(model, BatchForm(arguments, batches), compile, fit_one)
+                if compiled is not None:
+                    return compiled
             return fit_by_size(model, arguments, batches, host_budget, fit_one, shown)
     arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
     training_step = TrainingStep(model, arguments)
@@ -164,10 +168,10 @@ class _Fitting:
         if not compiled:
             return self._tried(self._in_eager(plain))
         if compile is True:
-            return self._tried(_fastest_of(compiled, self._budget, self._host_budget))
+            return self._tried(self._compiled(compiled))
         tried: list[_Tried] = []
         infeasible: list[InfeasibleBudgetError] = []
-        for choose in (self._in_eager, lambda _: _fastest_of(compiled, self._budget, self._host_budget)):
+        for choose in (self._in_eager, lambda _: self._compiled(compiled)):
             try:
                 tried.append(self._tried(choose(plain)))
             except InfeasibleBudgetError as error:
@@ -179,6 +183,10 @@ class _Fitting:
 
     def _in_eager(self, plain: ModelProfile) -> _Choice:
         return _fastest(plain, self._step, self._budget, self._host_budget, self._progress, chunk_loss=self._chunk_loss)
+
+    def _compiled(self, profiles: Sequence[ModelProfile]) -> _Choice:
+        """Return the fastest plan with compiled blocks, made in one process for all that run the step together."""
+        return self._step.ranks.decided(lambda: _fastest_of(profiles, self._budget, self._host_budget))
 
     def _compiled_profiles(self, plain: ModelProfile) -> list[ModelProfile]:
         """Return the step measured with compiled blocks, where asked for also with a chunked loss; warn of the rest."""

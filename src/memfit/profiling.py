@@ -55,11 +55,6 @@ def with_compiled_blocks(
     ``num_cuts`` is how many partitions of each kind of block are tried besides torch's own: each takes seconds to
     compile, and mixtures of a few are within a few percent of mixtures of many.
     """
-    if step.ranks.are_several:
-        raise InvalidParameterError(
-            "compiled blocks cannot be planned in a job of several processes in this version of memfit; use "
-            "compile=False"
-        )
     # Importing torch's compiler takes seconds.
     from memfit.compiled.compiled_steps import profile_of_compiled_step
 
@@ -67,9 +62,9 @@ def with_compiled_blocks(
     state = KeptState(step)
     with plans_set_aside(step.model), state.kept_optimizer():
         if not chunk_loss:
-            return replace(profile, compiled=profile_of_compiled_step(step, state, shown, num_cuts))
+            return replace(profile, compiled=profile_of_compiled_step(step, state, shown, num_cuts, profile))
         with loss_in_chunks(step.model) as lazy_head:
-            compiled = profile_of_compiled_step(step, state, shown, num_cuts)
+            compiled = profile_of_compiled_step(step, state, shown, num_cuts, profile)
         return replace(profile, compiled=compiled, chunks_loss=lazy_head.has_chunked)
 
 

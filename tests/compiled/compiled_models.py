@@ -41,6 +41,106 @@ class DropoutModel(nn.Module):
         return x.float().square().mean()
 
 
+class SmallBlock(nn.Module):
+    """Three matrix products: compiling it takes no C++ compiler. With an odd ``number``, the graph is another one."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.number = number
+        self.up = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.across = nn.Linear(2 * WIDTH, 2 * WIDTH, bias=False)
+        self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` through the layers, the middle one transposed where the number is odd."""
+        x = self.up(x)
+        return self.down(x @ self.across.weight if self.number % 2 else self.across(x))
+
+
+class SmallBlocks(nn.Module):
+    """Blocks that compile fast, with numbers from 0 or all with number 0."""
+
+    def __init__(self, num_blocks: int = 3, *, are_numbered: bool = False) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(SmallBlock(number if are_numbered else 0) for number in range(num_blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the loss."""
+        x = self.into(x)
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+class Stem(nn.Module):
+    """A wide MLP, whose activations take more memory than several of the small blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 16 * WIDTH)
+        self.norm = nn.LayerNorm(16 * WIDTH)
+        self.down = nn.Linear(16 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` through the layers."""
+        return self.down(self.norm(nn.functional.gelu(self.up(x))))
+
+
+class WideEnds(nn.Module):
+    """Small blocks between a wide stem and a wide tail, which are not repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = Stem()
+        self.blocks = nn.ModuleList(SmallBlock() for _ in range(4))
+        self.tail = nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), nn.SiLU(), nn.Linear(8 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the loss."""
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.tail(x).square().mean()
+
+
+class ExpertsBlock(nn.Module):
+    """Experts of which each token uses the one that its router chooses, and a buffer that counts its tokens."""
+
+    num_experts = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, self.num_experts)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(self.num_experts))
+        self.register_buffer("num_tokens", torch.zeros(self.num_experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` with what the chosen experts add."""
+        weights, chosen = self.router(x).softmax(-1).max(-1)
+        one_hot = nn.functional.one_hot(chosen, self.num_experts)
+        with torch.no_grad():
+            self.num_tokens += one_hot.sum(0)
+        made = torch.stack([expert(x) for expert in self.experts], -1)
+        return x + (made * (one_hot * weights[:, None])[:, None, :]).sum(-1)
+
+
+class Experts(nn.Module):
+    """Blocks with experts; the mean square of what they return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(ExpertsBlock() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the loss."""
+        x = self.into(x)
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
 class BranchingBlock(nn.Module):
     """Branches on a number that it computes, which no graph can hold."""
 
@@ -57,3 +157,15 @@ def dropout_model() -> tuple[nn.Module, Tensor]:
     """Return the model and a batch."""
     torch.manual_seed(0)
     return DropoutModel(), torch.randn(512, WIDTH)
+
+
+def wide_ends_model() -> tuple[nn.Module, Tensor]:
+    """Return the model and a batch."""
+    torch.manual_seed(0)
+    return WideEnds(), torch.randn(512, WIDTH)
+
+
+def experts_model() -> tuple[nn.Module, Tensor]:
+    """Return the model and a batch."""
+    torch.manual_seed(0)
+    return Experts(), torch.randn(256, WIDTH)

@@ -46,7 +46,7 @@ def in_ddp(model: nn.Module) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model)
 
 
-def sharded(model: Blocks) -> Blocks:
+def sharded(model: nn.Module) -> nn.Module:
     """Shard the model's blocks, and what is left, over all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

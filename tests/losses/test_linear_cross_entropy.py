@@ -187,6 +187,21 @@ def test_only_required_gradients_are_computed() -> None:
     assert torch.equal(plain, loss.detach())
 
 
+def test_a_weight_that_is_tied_to_the_embedding_gets_both_gradients() -> None:
+    _, weight, _, targets = inputs(20, 8, 11, torch.float64)
+    tokens = torch.arange(20) % 11
+
+    def gradient(loss_of) -> Tensor:
+        weight.grad = None
+        loss_of(functional.embedding(tokens, weight)).backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    chunked = gradient(lambda hidden: memfit.linear_cross_entropy(hidden, weight, targets, chunk_tokens=8))
+    whole = gradient(lambda hidden: functional.cross_entropy(functional.linear(hidden, weight), targets))
+    torch.testing.assert_close(chunked, whole, rtol=1e-12, atol=1e-14)
+
+
 def test_gradients_are_scaled_by_what_follows_the_loss() -> None:
     hidden, weight, _, targets = inputs(20, 8, 11, torch.float64)
     loss = memfit.linear_cross_entropy(hidden, weight, targets, chunk_tokens=8)
@@ -274,6 +289,7 @@ def test_chunks_are_chosen_by_memory() -> None:
         ({"chunk_tokens": 0}, "chunk_tokens must be a whole number, at least 1"),
         ({"targets": torch.zeros(5, dtype=torch.int64)}, "targets must have the shape of hidden"),
         ({"targets": torch.zeros(6)}, "targets must be class indices"),
+        ({"targets": torch.zeros(6, 5)}, "got class probabilities"),
         ({"targets": torch.full((6,), 9)}, "targets must be from 0 to 4, or ignore_index=-100; got 9"),
         ({"targets": torch.full((6,), -1)}, "got -1"),
         ({"weight": torch.zeros(5, 3)}, "hidden must have the shape"),

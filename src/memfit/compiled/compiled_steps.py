@@ -2,14 +2,15 @@
 
 A menu of partitions is read from the graphs of a first step, which saves as little as possible. Then every entry of the
 menu runs in all blocks of a step: its gradients must be those of the partition that saves everything, its memory is
-measured from border to border, and its time interleaved with the plain step's.
+measured from border to border, and its time interleaved with the plain step's. So are a few choices of what the eager
+engine recomputes outside blocks. In a job of several processes, all try the same in the same order.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import median
@@ -24,7 +25,7 @@ from memfit.capture.recording.recorded_runs import no_garbage_collection, record
 from memfit.capture.state.bits import same_bits
 from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
-from memfit.compiled.partition_menus import LEAST, kinds_of
+from memfit.compiled.partition_menus import LEAST, kinds_of, merged_kinds
 from memfit.compiled.step_segments import Border, MemoryBorders, TimeBorders, TimedSegment, memory_meter_on
 from memfit.distributed.wrapped_models import bare_model
 from memfit.graph.compiled_data.compiled_blocks import (
@@ -32,12 +33,17 @@ from memfit.graph.compiled_data.compiled_blocks import (
     CompiledKind,
     CompiledProfile,
     MeasuredPartition,
+    OutsideChoice,
     Partition,
     SegmentKind,
     StepSegment,
     tolerance_of,
 )
+from memfit.graph.model_profile import ModelProfile
+from memfit.graph.plan import Decision, Plan
+from memfit.planning.partitions.outside_values import plans_outside
 from memfit.progress import Progress
+from memfit.runtime.applying.apply import apply
 from memfit.runtime.compiling.planned_blocks import PlannedBlocks, first_line, original_of
 from memfit.verification.gradients import Gradients, difference_between, gradients_of, gradients_of_run
 
@@ -47,9 +53,13 @@ _TIMING_SECONDS = 4.0
 
 @dataclass(slots=True)
 class _Trial:
-    """A step in which every block uses the partition at one place of its kind's menu."""
+    """A step in which every block uses the partition at one place of its kind's menu.
+
+    ``outside`` is a plan for what lies outside blocks, None where all of it is saved.
+    """
 
     partitions: Mapping[str, Partition]
+    outside: Plan | None = None
     borders: list[Border] = field(default_factory=list)
     saved_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     timed: list[list[TimedSegment]] = field(default_factory=list)
@@ -66,11 +76,12 @@ class _Trial:
 
 
 def profile_of_compiled_step(
-    step: TrainingStep, state: KeptState, progress: Progress, num_cuts: int
+    step: TrainingStep, state: KeptState, progress: Progress, num_cuts: int, plain: ModelProfile
 ) -> CompiledProfile:
     """Return what compiled blocks take in ``step``, inside the block of ``state.kept_optimizer()``.
 
-    ``num_cuts`` is how many partitions each kind of block has, besides torch's own.
+    ``num_cuts`` is how many partitions each kind of block has, besides torch's own; ``plain`` is the profile of the
+    step without compiled blocks.
     """
     # Compiled code writes unseen, such as the running statistics of batch norms.
     buffers = [(buffer, buffer.detach().clone()) for buffer in step.model.buffers()]
@@ -78,7 +89,7 @@ def profile_of_compiled_step(
         # A plain run finds what each run must restore.
         with suppress(torch.OutOfMemoryError), state.kept():
             step.run()
-        return _CompiledStep(step, state, progress, num_cuts).profile()
+        return _CompiledStep(step, state, progress, num_cuts, plain).profile()
     finally:
         for buffer, content in buffers:
             if not same_bits(buffer, content):
@@ -86,11 +97,14 @@ def profile_of_compiled_step(
 
 
 class _CompiledStep:
-    def __init__(self, step: TrainingStep, state: KeptState, progress: Progress, num_cuts: int) -> None:
+    def __init__(
+        self, step: TrainingStep, state: KeptState, progress: Progress, num_cuts: int, plain: ModelProfile
+    ) -> None:
         self._step = step
         self._state = state
         self._progress = progress
         self._num_cuts = num_cuts
+        self._plain = plain
         self._model = bare_model(step.model)
         self._device = device_of(step)
         self._not_compiled: dict[str, str] = {}
@@ -101,11 +115,24 @@ class _CompiledStep:
         trials = self._compiled_trials(kinds)
         compile_seconds = time.perf_counter() - begin
         kinds, trials = self._with_equal_gradients(kinds, trials)
-        plain_seconds = self._time(list(trials.values()))
+        outside = self._outside_trials(kinds, list(trials.values()))
+        plain_seconds = self._time([*trials.values(), *outside])
         if not kinds:
             return CompiledProfile((), (), (), plain_seconds, plain_seconds, compile_seconds, self._not_compiled)
-        profile = _described(kinds, trials, plain_seconds)
-        return replace(profile, compile_seconds=compile_seconds, not_compiled=self._not_compiled)
+        profile = _described(kinds, list(trials.values()), plain_seconds, outside)
+        profile = replace(profile, compile_seconds=compile_seconds, not_compiled=self._not_compiled)
+        # All processes plan with what the fullest one measured.
+        return self._step.ranks.largest(profile, max(border.peak_bytes for border in trials[0].borders))
+
+    @contextmanager
+    def _running(self, trial: _Trial, borders: MemoryBorders | TimeBorders | None = None) -> Iterator[None]:
+        """Let the step run as in ``trial`` inside the block."""
+        if trial.outside is None:
+            with PlannedBlocks(self._model, trial.partitions, borders):
+                yield
+            return
+        with apply(self._model, trial.outside), PlannedBlocks(self._model, trial.partitions, borders):
+            yield
 
     def _discovered_kinds(self) -> tuple[CompiledKind, ...]:
         """Run a step with as little saved as possible, and return the kinds of the blocks that could be compiled."""
@@ -123,10 +150,14 @@ class _CompiledStep:
         for path, graphs in borders.graphs.items():
             if not any(graph.forward is not None for graph in graphs):
                 self._not_compiled.setdefault(path, "it has no backward pass")
+        self._not_compiled = dict(
+            chain.from_iterable(each.items() for each in self._step.ranks.gathered(self._not_compiled))
+        )
         compiled = {path: graphs for path, graphs in borders.graphs.items() if path not in self._not_compiled}
-        return kinds_of(
+        kinds = kinds_of(
             compiled, {path: type(original_of(modules[path])).__name__ for path in compiled}, self._num_cuts
         )
+        return merged_kinds(self._step.ranks.gathered(kinds))
 
     def _compiled_trials(self, kinds: Sequence[CompiledKind]) -> dict[int, _Trial]:
         """Return a trial for each place in the menus, compiled, without those for which the device has no memory."""
@@ -135,12 +166,14 @@ class _CompiledStep:
         self._progress.stage("compiling blocks", num_steps=num_places)
         for place in range(num_places):
             trial = _Trial(_partitions_at(kinds, place))
+            fits = True
             try:
-                with self._state.kept(), PlannedBlocks(self._model, trial.partitions):
+                with self._state.kept(), self._running(trial):
                     self._step.run()
-                trials[place] = trial
             except torch.OutOfMemoryError:
-                pass
+                fits = False
+            if all(self._step.ranks.gathered(fits)):
+                trials[place] = trial
             self._progress.advance()
         return trials
 
@@ -149,34 +182,50 @@ class _CompiledStep:
     ) -> tuple[tuple[CompiledKind, ...], dict[int, _Trial]]:
         """Measure the memory of the trials; drop those whose gradients differ from the first one's beyond rounding."""
         self._progress.stage("measuring compiled blocks", num_steps=len(trials))
-        held = self._tensors_from_outside()
+        self._held = self._tensors_from_outside()
         kept: dict[int, _Trial] = {}
         reference: Gradients | None = None
         tolerance = tolerance_of(kinds)
         for place, trial in trials.items():
-            gradients = self._measure(trial, held)
+            gradients = self._measure(trial)
             self._progress.advance()
             if reference is None:
                 reference = gradients
-            elif difference_between(reference, gradients).largest_distance > tolerance:
-                continue
-            kept[place] = trial
+            is_equal = difference_between(reference, gradients).largest_distance <= tolerance
+            if all(self._step.ranks.gathered(is_equal)):
+                kept[place] = trial
         kinds = tuple(
             replace(kind, partitions=tuple(each for place, each in enumerate(kind.partitions) if place in kept))
             for kind in kinds
         )
         return kinds, dict(enumerate(kept.values()))
 
-    def _measure(self, trial: _Trial, held: Sequence[Tensor]) -> Gradients:
-        with self._state.kept(), no_garbage_collection(), memory_meter_on(self._device, held) as meter:
+    def _outside_trials(self, kinds: Sequence[CompiledKind], trials: Sequence[_Trial]) -> list[_Trial]:
+        """Return trials in which blocks hold the least, and the eager engine recomputes values outside blocks."""
+        if not trials:
+            return []
+        least = trials[-1]
+        measured = []
+        for plan in plans_outside(self._plain, [path for kind in kinds for path in kind.blocks]):
+            trial = _Trial(least.partitions, plan)
+            self._measure(trial)
+            is_alike = [(each.kind, each.path) for each in trial.borders] == [
+                (each.kind, each.path) for each in least.borders
+            ]
+            if all(self._step.ranks.gathered(is_alike)):
+                measured.append(trial)
+        return measured
+
+    def _measure(self, trial: _Trial) -> Gradients:
+        with self._state.kept(), no_garbage_collection(), memory_meter_on(self._device, self._held) as meter:
             borders = MemoryBorders(meter)
-            with PlannedBlocks(self._model, trial.partitions, borders):
+            with self._running(trial, borders):
                 self._step.run()
             trial.borders = borders.borders()
             trial.saved_sizes = borders.saved_sizes
             gradients = gradients_of(self._step)
         if self._state.consumes_gradients:
-            with self._state.kept(), PlannedBlocks(self._model, trial.partitions):
+            with self._state.kept(), self._running(trial):
                 gradients = gradients_of_run(self._step)
         return gradients
 
@@ -190,22 +239,23 @@ class _CompiledStep:
         while done < num_rounds:
             begin = time.perf_counter()
             for trial in trials:
-                trial.timed.append(self._timed(trial.partitions))
+                trial.timed.append(self._timed(trial))
             if plain_fits:
                 try:
-                    plain.append(sum(segment.seconds for segment in self._timed({})))
+                    plain.append(sum(segment.seconds for segment in self._timed(_Trial({}))))
                 except torch.OutOfMemoryError:
                     plain_fits = False
             done += 1
             round_seconds = time.perf_counter() - begin
             num_rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, int(_TIMING_SECONDS / round_seconds)))
+            num_rounds, plain_fits = self._step.ranks.agreed((num_rounds, plain_fits))
         return median(plain) if plain else 0.0
 
-    def _timed(self, partitions: Mapping[str, Partition]) -> list[TimedSegment]:
+    def _timed(self, trial: _Trial) -> list[TimedSegment]:
         with self._state.kept():
             wait_for(self._device)
             borders = TimeBorders(self._device)
-            with PlannedBlocks(self._model, partitions, borders):
+            with self._running(trial, borders):
                 self._step.run()
             return borders.segments()
 
@@ -227,9 +277,10 @@ def _partitions_at(kinds: Sequence[CompiledKind], place: int) -> dict[str, Parti
     return {path: kind.partitions[min(place, len(kind.partitions) - 1)] for kind in kinds for path in kind.blocks}
 
 
-def _described(kinds: tuple[CompiledKind, ...], trials: Mapping[int, _Trial], plain_seconds: float) -> CompiledProfile:
-    """Return the measured trials as blocks and segments."""
-    listed = list(trials.values())
+def _described(
+    kinds: tuple[CompiledKind, ...], listed: Sequence[_Trial], plain_seconds: float, outside: Sequence[_Trial]
+) -> CompiledProfile:
+    """Return the measured trials as blocks and segments. Those of ``outside`` differ from the last outside blocks."""
     shape = [(border.kind, border.path) for border in listed[0].borders]
     order = list(dict.fromkeys(path for kind, path in shape if kind is SegmentKind.FORWARD and path is not None))
     place_of = {path: place for place, path in enumerate(order)}
@@ -268,7 +319,21 @@ def _described(kinds: tuple[CompiledKind, ...], trials: Mapping[int, _Trial], pl
                 )
             )
         blocks.append(CompiledBlock(path, number, tuple(measured)))
-    return CompiledProfile(kinds, tuple(blocks), segments, outside_seconds, plain_seconds)
+    choices = tuple(_outside_choice(trial, listed[-1], base_bytes, outside_seconds) for trial in outside)
+    return CompiledProfile(kinds, tuple(blocks), segments, outside_seconds, plain_seconds, outside=choices)
+
+
+def _outside_choice(trial: _Trial, least: _Trial, base_bytes: Sequence[int], outside_seconds: float) -> OutsideChoice:
+    """Return what the plan of ``trial`` changes for each segment, beside the same step with all saved outside."""
+    assert trial.outside is not None
+    changed = []
+    for base, border, other in zip(base_bytes, trial.borders, least.borders, strict=True):
+        is_outside = border.kind is SegmentKind.OUTSIDE
+        more = border.peak_bytes - other.peak_bytes if is_outside else border.live_bytes - other.live_bytes
+        changed.append(base + more)
+    recomputed = [name for name, decision in trial.outside.decisions.items() if decision is Decision.RECOMPUTE]
+    seconds = outside_seconds + max(0.0, trial.step_seconds - least.step_seconds)
+    return OutsideChoice(tuple(recomputed), tuple(changed), seconds)
 
 
 def _unexplained(trial: _Trial, kinds: Sequence[CompiledKind], outside_seconds: float) -> float:

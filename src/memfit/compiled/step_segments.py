@@ -81,9 +81,8 @@ class Border(NamedTuple):
 class _Borders:
     """Notes the borders of a step. See `BlockObserver`."""
 
-    notes_saves = False
-
     def __init__(self) -> None:
+        self.noted_saves: set[int] | None = None
         self.failures: dict[str, Exception] = {}
         self.graphs: dict[str, list[GraphVariants]] = {}
         self.called_again: set[str] = set()
@@ -135,10 +134,9 @@ class _Borders:
 class MemoryBorders(_Borders):
     """The memory at the borders of one step, and the sizes of what blocks save."""
 
-    notes_saves = True
-
     def __init__(self, meter: MemoryMeter) -> None:
         super().__init__()
+        self.noted_saves = set()
         self._meter = meter
         self._segments: list[tuple[SegmentKind, str | None, int]] = []
         self._peaks: list[int] = []

@@ -38,9 +38,10 @@ def planned(plan: Plan) -> Way:
 
 
 def compiled_reference(plan: Plan) -> Way:
-    """Run the blocks that ``plan`` compiles compiled, and save everything in them."""
+    """Run the blocks that ``plan`` compiles compiled, and save everything in them and outside of them."""
     assert plan.compiled is not None
-    return planned(replace(plan, compiled=plan.compiled.reference()))
+    compiled = plan.compiled.reference()
+    return planned(replace(plan, compiled=compiled, decisions={}, recorded_modules=(), hooked_modules=(), outline=None))
 
 
 def checkpointed(paths: Sequence[str]) -> Way:

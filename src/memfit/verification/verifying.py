@@ -79,7 +79,7 @@ def faster_of(step: TrainingStep, plans: Sequence[Plan], progress: Progress) -> 
             for way in methods:
                 trials.warm_up(way)
             medians = [median(seconds) for seconds in trials.seconds_in_turns(methods, progress)]
-    return medians.index(min(medians))
+    return step.ranks.agreed(medians.index(min(medians)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,10 @@ class CompiledPlan:
         kind = next(kind for kind in self.kinds if path in kind.blocks)
         return next(partition for partition in kind.partitions if partition.name == self.choice[path])
 
+    def partitions(self) -> dict[str, Partition]:
+        """Return the partition of each block by its path, in the order in which the blocks run."""
+        return {path: self.partition_of(path) for path in self.choice}
+
     def reference(self) -> CompiledPlan:
         """Return the plan for the compiled step that gradients are compared with: every block saves the most."""
         return CompiledPlan(self.kinds, {path: kind.partitions[0].name for kind in self.kinds for path in kind.blocks})
@@ -138,12 +142,25 @@ class CompiledBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class OutsideChoice:
+    """What the eager engine may recompute outside blocks: the values' names, and what was measured with it.
+
+    ``base_bytes`` are those of the segments, in place of their own; ``seconds`` is what the step takes besides the
+    blocks' passes.
+    """
+
+    recomputed: tuple[str, ...]
+    base_bytes: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledProfile:
     """The step with compiled blocks: the blocks in the order in which they run, and the segments of the step.
 
     ``outside_seconds`` is what the step takes besides the blocks' passes, ``plain_seconds`` what the plain step took
     when it was measured interleaved with this one, and ``compile_seconds`` what compiling took. ``not_compiled`` has,
-    for the path of each block that stays as it is, why.
+    for the path of each block that stays as it is, why. ``outside`` are choices besides saving all outside blocks.
     """
 
     kinds: tuple[CompiledKind, ...]
@@ -153,3 +170,4 @@ class CompiledProfile:
     plain_seconds: float
     compile_seconds: float = 0.0
     not_compiled: Mapping[str, str] = field(default_factory=dict)
+    outside: tuple[OutsideChoice, ...] = ()

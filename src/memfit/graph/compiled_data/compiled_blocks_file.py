@@ -54,6 +54,9 @@ def compiled_profile_from_document(document: Any, place: str) -> CompiledProfile
             raise PlanFileError(
                 f"{place}: blocks[{number}]: measured must have an entry for each partition of its kind"
             )
+    for number, choice in enumerate(profile.outside):
+        if len(choice.base_bytes) != len(profile.segments):
+            raise PlanFileError(f"{place}: outside[{number}]: base_bytes must have an entry for each segment")
     for number, segment in enumerate(profile.segments):
         if max(segment.num_held, 0 if segment.block is None else segment.block + 1) > len(profile.blocks):
             raise PlanFileError(f"{place}: segments[{number}]: there are only {len(profile.blocks)} blocks")

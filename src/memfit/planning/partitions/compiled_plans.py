@@ -1,17 +1,29 @@
-"""Plans for profiles with compiled blocks: the fastest mixture of partitions, with or without the host's memory."""
+"""Plans for profiles with compiled blocks: the fastest mixture of partitions, with or without the host's memory.
+
+What the eager engine recomputes outside blocks is one more choice, with a menu of a few measured entries.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from memfit.errors import InfeasibleBudgetError
-from memfit.graph.compiled_data.compiled_blocks import CompiledKind, CompiledPlan, CompiledProfile
+from memfit.graph.compiled_data.compiled_blocks import CompiledKind, CompiledPlan, CompiledProfile, OutsideChoice
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import FrontierPoint, Plan
 from memfit.planning.partitions.offloaded_mix import OffloadedMix, mixes_within
+from memfit.planning.partitions.outside_values import indices_of, plan_outside
 from memfit.planning.partitions.partition_mix import PartitionMix
 from memfit.units import format_bytes
+
+
+class _Choice(NamedTuple):
+    """What the eager engine recomputes outside blocks, and the mixture of partitions."""
+
+    outside: OutsideChoice | None
+    mix: OffloadedMix
 
 
 def plan_of_compiled(profile: ModelProfile, budget_bytes: int, host_bytes: int = 0) -> Plan:
@@ -19,8 +31,8 @@ def plan_of_compiled(profile: ModelProfile, budget_bytes: int, host_bytes: int =
 
     It may use ``host_bytes`` of the host's memory.
     """
-    mix = _fastest(profile, budget_bytes, host_bytes)
-    if mix is None:
+    chosen = _fastest(profile, budget_bytes, host_bytes)
+    if chosen is None:
         least_bytes = _least_peak_bytes(profile, host_bytes)
         raise InfeasibleBudgetError(
             f"the smallest budget found for this step with compiled blocks is {format_bytes(least_bytes)} (no mixture "
@@ -29,21 +41,21 @@ def plan_of_compiled(profile: ModelProfile, budget_bytes: int, host_bytes: int =
             "chunks, or make the batch or the model smaller",
             minimum_bytes=least_bytes,
         )
-    return _plan(profile, mix, budget_bytes)
+    return _plan(profile, chosen, budget_bytes)
 
 
 def frontier_of_compiled(profile: ModelProfile, num_points: int, host_bytes: int = 0) -> tuple[FrontierPoint, ...]:
     """Return plans for compiled blocks from the fastest to the one with the smallest peak."""
     fastest = _fastest(profile, 2**62, 0)
     assert fastest is not None
-    least_bytes, most_bytes = _least_peak_bytes(profile, host_bytes), fastest.peak_bytes
+    least_bytes, most_bytes = _least_peak_bytes(profile, host_bytes), fastest.mix.peak_bytes
     points: list[FrontierPoint] = []
     for number in range(num_points):
         budget_bytes = most_bytes - (most_bytes - least_bytes) * number // max(num_points - 1, 1)
-        mix = _fastest(profile, budget_bytes, host_bytes)
-        assert mix is not None
-        if not points or mix.peak_bytes < points[-1].peak_bytes:
-            plan = _plan(profile, mix, None)
+        chosen = _fastest(profile, budget_bytes, host_bytes)
+        assert chosen is not None
+        if not points or chosen.mix.peak_bytes < points[-1].peak_bytes:
+            plan = _plan(profile, chosen, None)
             points.append(FrontierPoint(plan.predicted_peak_bytes, plan.predicted_overhead, plan))
     return tuple(points)
 
@@ -53,32 +65,56 @@ def _compiled(profile: ModelProfile) -> CompiledProfile:
     return profile.compiled
 
 
-def _fastest(profile: ModelProfile, budget_bytes: int, host_bytes: int) -> OffloadedMix | None:
-    """Return the fastest mixture; one that offloads only where that is faster."""
-    mix = PartitionMix(_compiled(profile))
+def _fastest(profile: ModelProfile, budget_bytes: int, host_bytes: int) -> _Choice | None:
+    """Return the fastest mixture; one that offloads, or recomputes outside blocks, only where that is faster."""
+    found = [
+        _Choice(outside, mix)
+        for outside in (None, *_compiled(profile).outside)
+        for mix in _mixes(profile, _with(_compiled(profile), outside), budget_bytes, host_bytes)
+    ]
+    return min(found, key=lambda choice: choice.mix.seconds, default=None)
+
+
+def _mixes(
+    profile: ModelProfile, compiled: CompiledProfile, budget_bytes: int, host_bytes: int
+) -> Iterator[OffloadedMix]:
+    """Yield the fastest mixture that holds what it saves, and some that offload."""
+    mix = PartitionMix(compiled)
     choice = mix.fastest_within(budget_bytes)
-    alone = None if choice is None else OffloadedMix(choice, {}, mix.peak_bytes(choice), mix.seconds(choice), 0)
-    best = min(_offloading(profile, budget_bytes, host_bytes), key=lambda each: each.seconds, default=None)
-    if best is None or (alone is not None and best.seconds >= alone.seconds):
-        return alone
-    return best
+    if choice is not None:
+        yield OffloadedMix(choice, {}, mix.peak_bytes(choice), mix.seconds(choice), 0)
+    yield from _offloading(profile, compiled, budget_bytes, host_bytes)
 
 
-def _offloading(profile: ModelProfile, budget_bytes: int, host_bytes: int) -> Iterator[OffloadedMix]:
+def _with(compiled: CompiledProfile, outside: OutsideChoice | None) -> CompiledProfile:
+    """Return the step as it was measured with that choice of what is recomputed outside blocks."""
+    if outside is None:
+        return compiled
+    segments = tuple(
+        replace(segment, base_bytes=base) for segment, base in zip(compiled.segments, outside.base_bytes, strict=True)
+    )
+    return replace(compiled, segments=segments, outside_seconds=outside.seconds)
+
+
+def _offloading(
+    profile: ModelProfile, compiled: CompiledProfile, budget_bytes: int, host_bytes: int
+) -> Iterator[OffloadedMix]:
     if host_bytes and profile.link is not None:
-        yield from mixes_within(_compiled(profile), budget_bytes, host_bytes, profile.link, profile.unthrottled_share)
+        yield from mixes_within(compiled, budget_bytes, host_bytes, profile.link, profile.unthrottled_share)
 
 
 def _least_peak_bytes(profile: ModelProfile, host_bytes: int) -> int:
     """Return the smallest peak of any mixture that is tried."""
-    low, high = 0, PartitionMix(_compiled(profile)).least_peak_bytes()
+    compiled = _compiled(profile)
+    steps = [_with(compiled, outside) for outside in (None, *compiled.outside)]
+    low, high = 0, min(PartitionMix(step).least_peak_bytes() for step in steps)
     if not host_bytes or profile.link is None:
         return high
     # To a thousandth: each budget is tried with many mixtures.
-    low = min((base.base_bytes for base in _compiled(profile).segments), default=0)
     while high - low > high // 1000:
         middle = (low + high) // 2
-        found = min(_offloading(profile, middle, host_bytes), key=lambda each: each.peak_bytes, default=None)
+        mixes = (mix for step in steps for mix in _offloading(profile, step, middle, host_bytes))
+        found = min(mixes, key=lambda mix: mix.peak_bytes, default=None)
         if found is None:
             low = middle
         else:
@@ -86,18 +122,21 @@ def _least_peak_bytes(profile: ModelProfile, host_bytes: int) -> int:
     return high
 
 
-def _plan(profile: ModelProfile, mix: OffloadedMix, budget_bytes: int | None) -> Plan:
-    compiled = _compiled(profile)
+def _plan(profile: ModelProfile, chosen: _Choice, budget_bytes: int | None) -> Plan:
+    compiled, mix = _compiled(profile), chosen.mix
     names = {
         block.path: compiled.kinds[block.kind].partitions[number].name
         for block, number in zip(compiled.blocks, mix.choice, strict=True)
     }
     plain_seconds = compiled.plain_seconds or mix.seconds
+    outside = chosen.outside
+    eager = plan_outside(profile, indices_of(profile, outside.recomputed)) if outside is not None else None
     return Plan(
-        decisions={},
-        recorded_modules=(),
-        hooked_modules=(),
-        recompute_flops=0,
+        decisions={} if eager is None else eager.decisions,
+        recorded_modules=() if eager is None else eager.recorded_modules,
+        hooked_modules=() if eager is None else eager.hooked_modules,
+        recompute_flops=0 if eager is None else eager.recompute_flops,
+        outline=None if eager is None else eager.outline,
         fingerprint=profile.fingerprint,
         predicted_peak_bytes=mix.peak_bytes,
         predicted_overhead=mix.seconds / plain_seconds - 1 if plain_seconds else 0.0,

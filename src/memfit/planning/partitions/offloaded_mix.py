@@ -1,12 +1,13 @@
 """Which blocks offload what they save: the first of the step, which have the most time until their backward pass.
 
-Copies to the host run beside the next block's forward pass, and copies back beside that block's backward pass. So a
-block that offloads holds less between its forward and its backward pass, while its own passes and those of the next
-block have as many more bytes live::
+Copies to the host run beside the next block's forward pass, copies back beside the backward pass of the block after, as
+many bytes ahead as the largest block sends (the window). So a block that offloads holds less between its forward and
+its backward pass, while more bytes are live when copies run::
 
-    held bytes      − what leaves
-    forward bytes   + what the block before sends
-    backward bytes  + what the block itself fetches + what the block before fetches
+    held bytes                      − what leaves
+    the next block's forward bytes  + what leaves, and in between
+    backward bytes                  + what the block itself fetches + what is fetched ahead for the blocks before it
+    between two backward passes     + what is fetched ahead
 
 Blocks changed in this way are mixed by the same dynamic program as others. The waiting for the link is that of
 `memfit.planning.step.link_time`. Tried are all entries of the menu for the blocks that offload, a few numbers of such
@@ -18,7 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from memfit.graph.compiled_data.compiled_blocks import CompiledBlock, CompiledProfile, MeasuredPartition
+from memfit.graph.compiled_data.compiled_blocks import (
+    CompiledBlock,
+    CompiledProfile,
+    MeasuredPartition,
+    SegmentKind,
+    StepSegment,
+)
 from memfit.graph.model_profile import Link
 from memfit.planning.partitions.partition_mix import Choice, PartitionMix
 from memfit.planning.step.link_time import Arrival, Copies, Departure, expected_waiting
@@ -48,16 +55,17 @@ def mixes_within(
         for smallest_bytes in _sizes(profile.blocks, number):
             for count in _counts(len(profile.blocks)):
                 sent = _bytes_sent(profile.blocks[:count], number, smallest_bytes)
-                if not 0 < sum(sent) <= host_bytes:
+                taken_bytes = _host_bytes(profile.blocks[:count], number, smallest_bytes)
+                if not 0 < taken_bytes <= host_bytes:
                     continue
-                mix = PartitionMix(replace(profile, blocks=_offloading(profile.blocks, number, sent)))
+                mix = PartitionMix(_offloading(profile, number, sent))
                 choice = mix.fastest_within(budget_bytes)
                 if choice is None:
                     continue
                 waiting = expected_waiting(link, _copies(mix, choice, sent), unthrottled_share)
                 # The blocks that offload have one partition to choose from.
                 places = tuple(
-                    min(number, len(block.measured) - 1) if place < count else choice[place]
+                    min(number, len(block.measured) - 1) if place < count and sent[place] else choice[place]
                     for place, block in enumerate(profile.blocks)
                 )
                 yield OffloadedMix(
@@ -69,7 +77,7 @@ def mixes_within(
                     },
                     mix.peak_bytes(choice),
                     mix.seconds(choice) + sum(waiting),
-                    sum(sent),
+                    taken_bytes,
                 )
 
 
@@ -91,28 +99,59 @@ def _measured(block: CompiledBlock, number: int) -> MeasuredPartition:
     return block.measured[min(number, len(block.measured) - 1)]
 
 
+def _sizes_sent(block: CompiledBlock, number: int, smallest_bytes: int) -> list[int]:
+    return [size for size in _measured(block, number).saved_sizes if size >= smallest_bytes]
+
+
 def _bytes_sent(blocks: Sequence[CompiledBlock], number: int, smallest_bytes: int) -> list[int]:
-    return [sum(size for size in _measured(block, number).saved_sizes if size >= smallest_bytes) for block in blocks]
+    return [sum(_sizes_sent(block, number, smallest_bytes)) for block in blocks]
 
 
-def _offloading(blocks: Sequence[CompiledBlock], number: int, sent: Sequence[int]) -> tuple[CompiledBlock, ...]:
-    """Return the blocks as they are measured where the first ones send so many bytes."""
-    changed = []
-    before = 0
-    for place, block in enumerate(blocks):
-        own = sent[place] if place < len(sent) else 0
-        menu = (_measured(block, number),) if place < len(sent) else block.measured
+def _host_bytes(blocks: Sequence[CompiledBlock], number: int, smallest_bytes: int) -> int:
+    """Return what is taken of the host's memory: torch rounds pinned blocks up to powers of two."""
+    return sum(1 << (size - 1).bit_length() for block in blocks for size in _sizes_sent(block, number, smallest_bytes))
+
+
+def _offloading(profile: CompiledProfile, number: int, sent: Sequence[int]) -> CompiledProfile:
+    """Return the step as it is measured where the first blocks send so many bytes each."""
+    window = max(sent)
+    sent = [*sent, *[0] * (len(profile.blocks) + 1 - len(sent))]
+    count = 1 + max(place for place, num_bytes in enumerate(sent) if num_bytes)
+    ahead = [min(window, sum(sent[:place])) for place in range(len(sent))]
+    blocks = []
+    for place, block in enumerate(profile.blocks):
+        own, before = sent[place], sent[place - 1] if place else 0
+        # Copies back begin with the backward pass of the block after the last one that offloads.
+        fetched = own + ahead[place] if place <= count else 0
         measured = tuple(
             replace(
                 each,
                 held_bytes=each.held_bytes - own,
                 forward_bytes=each.forward_bytes + before,
-                backward_bytes=each.backward_bytes + own + before,
+                backward_bytes=each.backward_bytes + fetched,
             )
-            for each in menu
+            for each in ((_measured(block, number),) if own else block.measured)
         )
-        changed.append(replace(block, measured=measured))
-        before = own
+        blocks.append(replace(block, measured=measured))
+    return replace(profile, blocks=tuple(blocks), segments=_with_copies(profile.segments, sent, ahead, count))
+
+
+def _with_copies(
+    segments: Sequence[StepSegment], sent: Sequence[int], ahead: Sequence[int], count: int
+) -> tuple[StepSegment, ...]:
+    """Return the segments outside blocks with what is live there because it is being copied."""
+    changed = []
+    is_backward = False
+    for segment in segments:
+        is_backward = is_backward or segment.kind is SegmentKind.BACKWARD
+        held = segment.num_held
+        if segment.kind is not SegmentKind.OUTSIDE:
+            copied = 0
+        elif is_backward:
+            copied = ahead[held] if held <= count else 0
+        else:
+            copied = sent[held - 1] if held else 0
+        changed.append(replace(segment, base_bytes=segment.base_bytes + copied))
     return tuple(changed)
 
 

@@ -78,10 +78,9 @@ class Applied:
         from memfit.runtime.compiling.planned_blocks import PlannedBlocks
 
         assert self._unwrap is not None
-        partitions = {path: compiled.partition_of(path) for path in compiled.choice}
-        self._unwrap.append(
-            PlannedBlocks(bare_model(self.model), partitions, owner=self, offloaded=compiled.offloaded).remove
-        )
+        blocks = PlannedBlocks(bare_model(self.model), compiled.partitions(), owner=self, offloaded=compiled.offloaded)
+        self._unwrap.append(blocks.remove)
+        self._use_partitions = blocks.use
 
     @property
     def is_applied(self) -> bool:

@@ -279,6 +279,11 @@ def _check_tensors(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor
             "hidden must have the shape (..., width) and weight (classes, width); got "
             f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
         )
+    if targets.is_floating_point() and targets.shape == (*hidden.shape[:-1], weight.shape[0]):
+        raise InvalidParameterError(
+            "targets must be class indices; got class probabilities, which are as large as the logits themselves: use "
+            "torch.nn.functional.cross_entropy(torch.nn.functional.linear(hidden, weight), targets)"
+        )
     if targets.shape != hidden.shape[:-1]:
         raise InvalidParameterError(
             f"targets must have the shape of hidden without its last dimension, {tuple(hidden.shape[:-1])}; got "

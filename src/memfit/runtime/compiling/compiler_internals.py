@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ try:
     with warnings.catch_warnings():
         # torch warns of itself when its compiler is imported.
         warnings.simplefilter("ignore", DeprecationWarning)
-        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+        from torch._dynamo import config as dynamo_config
+        from torch._dynamo.exc import FailOnRecompileLimitHit as FailOnRecompileLimitHit
+        from torch._dynamo.exc import TorchDynamoException
         from torch._functorch import config as functorch_config
         from torch._functorch.partitioners import min_cut_rematerialization_partition
         from torch._guards import TracingContext, tracing
@@ -42,6 +44,17 @@ except ImportError as error:
 InductorPartitioner = CustomPartitionerFn
 DYNAMO_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
 """What dynamo raises where it cannot trace a function as a whole, or has traced it too often."""
+
+
+_NOTHING = nullcontext()
+
+
+def blocks_as_a_whole() -> AbstractContextManager[object]:
+    """Return a context in which DDP does not divide what is compiled inside it at the borders of its buckets."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return _NOTHING
+    context: AbstractContextManager[object] = dynamo_config.patch(optimize_ddp=False)
+    return context
 
 
 def current_tracing_context() -> TracingContext | None:
@@ -94,6 +107,11 @@ def divided_by_tags(
             again = node in recomputed
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE if again else CheckpointPolicy.MUST_SAVE
     return min_cut_rematerialization_partition(joint, inputs, **options)
+
+
+def donates_buffers() -> bool:
+    """Return whether backward passes may overwrite what was saved for them, so that graphs cannot be retained."""
+    return bool(functorch_config.donated_buffer)
 
 
 def copied_graph(graph: fx.GraphModule) -> fx.GraphModule:

@@ -24,6 +24,7 @@ from memfit.runtime.compiling.compiler_internals import (
     copied_graph,
     current_tracing_context,
     divided_by_tags,
+    donates_buffers,
     saved_by_torch,
 )
 from memfit.runtime.compiling.joint_graphs import bases_of, forward_graph_of, rounding_unit_of
@@ -74,7 +75,7 @@ class GraphVariants:
         self._inputs = list(inputs)
         self._context = current_tracing_context()
         self._is_trained = any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
-        self._compiled: dict[tuple[str, ...] | float, Callable[..., Any]] = {}
+        self._compiled: dict[tuple[tuple[str, ...] | float, bool], Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
         block: BlockRun = _in_thread.block
@@ -85,7 +86,7 @@ class GraphVariants:
     def _compiled_for(self, partition: Partition) -> Callable[..., Any]:
         # There may be no backward pass to save anything for: then one compiled graph serves all.
         saved = partition.saved.get(self.key) if self._is_trained else ()
-        key = partition.price if saved is None else saved
+        key = (partition.price if saved is None else saved, donates_buffers())
         compiled = self._compiled.get(key)
         if compiled is None:
             compiled = self._compiled[key] = self._compile(saved, partition.price)
@@ -104,7 +105,7 @@ class GraphVariants:
             self.forward, self.torch_saved = partitioner.forward, partitioner.torch_saved
             self.rounding_unit = partitioner.rounding_unit
         # A partition that was chosen by its price is known by its names from now on.
-        self._compiled.setdefault(partitioner.divided_names, compiled)
+        self._compiled.setdefault((partitioner.divided_names, donates_buffers()), compiled)
         return compiled
 
 

@@ -1,27 +1,29 @@
 """Sends what compiled blocks save to the host's memory, and fetches it ahead of their backward passes.
 
 The large tensors that a block saves leave when its forward pass is over, and are given up when that of the next planned
-block is. In the backward pass, the reads of one block start the copies of the block before it. The block after the last
-one that offloads starts the first copies when its own backward pass begins.
+block is. In the backward pass, the reads of one block start the copies of the blocks before it, as many bytes ahead as
+the largest block sends. The block after the last one that offloads starts the first copies when its own backward pass
+begins. Later blocks that save a storage which left refer to its copy too; otherwise they would keep it on the device.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from memfit.errors import StaleValueError
 from memfit.runtime.engine.call_arguments import is_strided
 from memfit.runtime.engine.offloading import HostCopies, OffloadedCopy
 from memfit.runtime.engine.planned_modules import Place
 from memfit.runtime.engine.storage_attribute import StorageAttribute
 from memfit.runtime.engine.values import Geometry, geometry_of, tensor_with
-from memfit.runtime.torch_internals import detached_alias
+from memfit.runtime.torch_internals import detached_alias, outer_saved_tensors_hooks, refuses_saved_tensors_hooks
 
 # Smaller tensors are not worth a copy. On a CPU offloading is there to try the rules.
 _SMALLEST_BYTES, _SMALLEST_BYTES_ON_CPU = 2**20, 2**10
@@ -34,26 +36,31 @@ class OffloadedSaves:
     """What the blocks of one model offload. ``smallest_bytes`` has, by path, the size from which on tensors leave."""
 
     def __init__(self, model: nn.Module, smallest_bytes: Mapping[str, int], order: Sequence[str]) -> None:
-        self._places = {path: Place(path, model) for path in smallest_bytes}
+        self._places = {path: Place(path, model) for path in order}
         self._smallest_bytes = smallest_bytes
         self._in_thread = threading.local()
-        last = max((place for place, path in enumerate(order) if path in smallest_bytes), default=len(order))
-        self._fetching_path = order[last + 1] if last + 1 < len(order) else None
+        offloading = [place for place, path in enumerate(order) if path in smallest_bytes]
+        self._fetching_path = order[offloading[-1] + 1] if offloading and offloading[-1] + 1 < len(order) else None
+        self._seen_paths = frozenset(order[offloading[0] :]) if offloading else frozenset()
         self._last_path = order[-1] if order else None
 
     @contextmanager
-    def saving(self, path: str, block: nn.Module) -> Iterator[_BlockSaves]:
-        """Run the forward pass of the block at ``path`` inside the block."""
+    def saving(self, path: str, block: nn.Module) -> Iterator[_BlockSaves | None]:
+        """Run the forward pass of the block at ``path`` inside the block. Other people's hooks come first."""
+        if outer_saved_tensors_hooks() is not None or refuses_saved_tensors_hooks():
+            yield None
+            return
         forward_pass = self._pass_in_which(path)
-        saves = _BlockSaves(forward_pass, self._smallest_bytes.get(path), self._places.get(path), block)
-        if path in self._smallest_bytes:
-            with torch.autograd.graph.saved_tensors_hooks(saves.pack, _unpack):
+        saves = _BlockSaves(forward_pass, self._smallest_bytes.get(path), self._places[path], block)
+        try:
+            with _hooked(saves.pack if path in self._seen_paths else None):
                 yield saves
-        else:
-            yield saves
+        except BaseException:
+            self._end_pass(forward_pass)
+            raise
         forward_pass.let_go_of_all_but(saves.num_bytes)
         if path == self._last_path:
-            forward_pass.let_go_of_all_but(-1)
+            self._end_pass(forward_pass)
 
     def starts_fetching(self, path: str) -> bool:
         """Return whether the first copies back start with the backward pass of the block at ``path``."""
@@ -62,10 +69,22 @@ class OffloadedSaves:
     def _pass_in_which(self, path: str) -> _Pass:
         """Return the forward pass under way: another one once a block comes again."""
         forward_pass: _Pass | None = getattr(self._in_thread, "forward_pass", None)
-        if forward_pass is None or path in forward_pass.seen:
+        if forward_pass is not None and path in forward_pass.seen:
+            # It ended early: blocks were skipped, or the model was left by an exception outside blocks.
+            self._end_pass(forward_pass)
+            forward_pass = None
+        if forward_pass is None:
             forward_pass = self._in_thread.forward_pass = _Pass()
         forward_pass.seen.add(path)
         return forward_pass
+
+    def _end_pass(self, forward_pass: _Pass) -> None:
+        forward_pass.let_go_of_all_but(-1)
+        self._in_thread.forward_pass = None
+
+
+def _hooked(pack: Callable[[Tensor], Any] | None) -> AbstractContextManager[object]:
+    return nullcontext() if pack is None else torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
 
 
 class _Pass:
@@ -75,7 +94,12 @@ class _Pass:
         self.seen: set[str] = set()
         self.lock = threading.RLock()
         self.copies = HostCopies()
-        self.window_bytes = 0
+        self._window_bytes = 0
+
+    def widen_window(self, num_bytes: int) -> int:
+        """Let the copies of a block that sends ``num_bytes`` be under way at a time; return how many bytes may be."""
+        self._window_bytes = max(self._window_bytes, num_bytes)
+        return self._window_bytes
 
     def let_go_of_all_but(self, num_bytes: int) -> None:
         """Give up what left before the last ``num_bytes``; the device waits for their copies."""
@@ -90,9 +114,9 @@ class _Pass:
 
 
 class _BlockSaves:
-    """What one forward pass of a block saves."""
+    """What one forward pass of a block saves. Without ``smallest_bytes``, the block sends nothing by itself."""
 
-    def __init__(self, forward_pass: _Pass, smallest_bytes: int | None, place: Place | None, block: nn.Module) -> None:
+    def __init__(self, forward_pass: _Pass, smallest_bytes: int | None, place: Place, block: nn.Module) -> None:
         self.forward_pass = forward_pass
         self.num_bytes = 0
         self._smallest_bytes = smallest_bytes
@@ -100,30 +124,34 @@ class _BlockSaves:
         self._addresses = {tensor.untyped_storage().data_ptr() for tensor in _tensors_of(block)}
 
     def pack(self, tensor: Tensor) -> Any:
-        """Send the storage of ``tensor`` to the host, where it is large enough and not the block's own."""
-        assert self._smallest_bytes is not None
-        assert self._place is not None
-        if not _may_leave(tensor, self._addresses) or tensor.untyped_storage().nbytes() < self._smallest_bytes:
-            # Not the tensor itself: it may be an output of the op that saves it, and would keep its own graph alive.
-            return tensor.detach()
+        """Refer to the storage's copy on the host: one that is there already, or one that is sent now."""
         forward_pass = self.forward_pass
         with forward_pass.lock:
-            known = _OFFLOADED.of(tensor.untyped_storage())
-            shared = None if known is None else known()
+            copy = _OFFLOADED.of(tensor.untyped_storage()) if is_strided(tensor) else None
+            shared = None if copy is None else copy()
             if shared is None or shared.forward_pass is not forward_pass or shared.version != tensor._version:
-                num_bytes = tensor.untyped_storage().nbytes()
-                forward_pass.window_bytes = max(forward_pass.window_bytes, self.num_bytes + num_bytes)
-                # Given up when the next block is done, not sooner.
-                copy = forward_pass.copies.send(
-                    detached_alias(tensor), tensor._version, self._place, "compiled block", 2**62
-                )
-                if copy is None:
-                    return tensor.detach()
-                forward_pass.copies.window_bytes = forward_pass.window_bytes
-                self.num_bytes += copy.num_bytes
-                shared = _SharedCopy(forward_pass, tensor._version, copy)
-                _OFFLOADED.set(tensor.untyped_storage(), weakref.ref(shared))
-        return _Saved(shared, geometry_of(tensor))
+                shared = self._sent(tensor) if self._leaves(tensor) else None
+            return _Kept(tensor, self._place) if shared is None else _Saved(shared, geometry_of(tensor))
+
+    def _leaves(self, tensor: Tensor) -> bool:
+        """Return whether the tensor is sent: it is large enough, and not the block's own."""
+        return (
+            self._smallest_bytes is not None
+            and _may_leave(tensor, self._addresses)
+            and tensor.untyped_storage().nbytes() >= self._smallest_bytes
+        )
+
+    def _sent(self, tensor: Tensor) -> _SharedCopy | None:
+        copies = self.forward_pass.copies
+        # What leaves is given up when the next block is done, not sooner.
+        copy = copies.send(detached_alias(tensor), tensor._version, self._place, "compiled block", 2**62)
+        if copy is None:
+            return None
+        self.num_bytes += copy.num_bytes
+        copies.window_bytes = self.forward_pass.widen_window(self.num_bytes)
+        shared = _SharedCopy(self.forward_pass, tensor._version, copy)
+        _OFFLOADED.set(tensor.untyped_storage(), weakref.ref(shared))
+        return shared
 
 
 class _SharedCopy:
@@ -157,16 +185,39 @@ class _Saved:
         self.geometry = geometry
 
 
-def _unpack(saved: Any) -> Tensor:
-    if isinstance(saved, _Saved):
-        return tensor_with(saved.geometry, saved.shared.content())
-    assert isinstance(saved, Tensor)
-    return saved
+class _Kept:
+    """A saved tensor that stays. Under hooks, autograd does not notice by itself that it was written over."""
+
+    __slots__ = ("place", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, place: Place) -> None:
+        # Not the tensor itself: it may be an output of the op that saves it, and would keep its own graph alive.
+        self.tensor = tensor.detach()
+        self.version = -1 if tensor.is_inference() else tensor._version
+        self.place = place
+
+    def content(self) -> Tensor:
+        """Return the tensor, which must be as it was saved."""
+        if self.version >= 0 and self.tensor._version != self.version:
+            name = self.place.owned_name(self.tensor) or "a tensor"
+            raise StaleValueError(
+                f"{name} that the compiled block {self.place.path!r} saved for its backward pass was changed in place "
+                f"since (version {self.tensor._version}, was {self.version}). Change a clone of it, or change it after "
+                "the backward pass"
+            )
+        return self.tensor
+
+
+def _unpack(saved: _Saved | _Kept) -> Tensor:
+    return tensor_with(saved.geometry, saved.shared.content()) if isinstance(saved, _Saved) else saved.content()
 
 
 @contextmanager
-def noted_saves(block: nn.Module) -> Iterator[list[int]]:
-    """Note the bytes of the storages that may leave among what is saved inside the block, the largest first."""
+def noted_saves(block: nn.Module, noted_before: set[int]) -> Iterator[list[int]]:
+    """Note the bytes of the storages that may leave among what is saved inside the block, the largest first.
+
+    ``noted_before`` has the addresses of those that blocks before it saved, which leave with these blocks.
+    """
     addresses = {tensor.untyped_storage().data_ptr() for tensor in _tensors_of(block)}
     sizes: dict[int, int] = {}
     noted: list[int] = []
@@ -174,13 +225,17 @@ def noted_saves(block: nn.Module) -> Iterator[list[int]]:
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage() if _may_leave(tensor, addresses) else None
         smallest = _SMALLEST_BYTES if tensor.is_cuda else _SMALLEST_BYTES_ON_CPU
-        if storage is not None and storage.nbytes() >= smallest:
+        if storage is not None and storage.nbytes() >= smallest and storage.data_ptr() not in noted_before:
             sizes[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()
 
-    with torch.autograd.graph.saved_tensors_hooks(note, _unpack):
+    if outer_saved_tensors_hooks() is not None or refuses_saved_tensors_hooks():
+        yield noted
+        return
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         yield noted
     noted += sorted(sizes.values(), reverse=True)
+    noted_before.update(sizes)
 
 
 def _may_leave(tensor: Tensor, addresses: set[int]) -> bool:

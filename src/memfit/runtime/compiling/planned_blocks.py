@@ -10,11 +10,16 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from memfit.graph.compiled_data.compiled_blocks import Partition
 from memfit.runtime.applying.forward_wrapping import Forward, wrap_forward
-from memfit.runtime.compiling.compiler_internals import DYNAMO_ERRORS, own_warnings_ignored
+from memfit.runtime.compiling.compiler_internals import (
+    DYNAMO_ERRORS,
+    FailOnRecompileLimitHit,
+    blocks_as_a_whole,
+    own_warnings_ignored,
+)
 from memfit.runtime.compiling.graph_variants import CompilingError, GraphVariants, running, variants_backend
 from memfit.runtime.compiling.offloaded_saves import OffloadedSaves, noted_saves
 from memfit.runtime.torch_internals import in_function_transform
@@ -30,11 +35,11 @@ class BlockObserver(Protocol):
         """The block's forward pass is over. It ran ``graphs``, whose backward passes are autograd's ``nodes``."""
 
     def saved(self, path: str, sizes: Sequence[int]) -> None:
-        """The block's forward pass saved storages of these bytes. Called where ``notes_saves``."""
+        """The block's forward pass saved storages of these bytes, which no block before it saved."""
 
     @property
-    def notes_saves(self) -> bool:
-        """Whether `saved` is to be called, which takes time."""
+    def noted_saves(self) -> set[int] | None:
+        """The addresses of what was saved so far; None where `saved` is not to be called, which takes time."""
 
     def failed(self, path: str, error: Exception) -> None:
         """The block could not be compiled, and ran in eager."""
@@ -56,11 +61,24 @@ class PlannedBlocks:
         offloaded: Mapping[str, int] | None = None,
     ) -> None:
         self._restore: list[Callable[[], None]] = []
+        self._model = model
+        self._blocks: dict[str, _PlannedBlock] = {}
         modules = dict(model.named_modules())
-        saves = OffloadedSaves(model, offloaded, list(partitions)) if offloaded else None
+        saves = self._saves_of(partitions, offloaded)
         for path, partition in partitions.items():
-            block = _PlannedBlock(path, modules[path], partition, observer, saves)
+            block = self._blocks[path] = _PlannedBlock(path, modules[path], partition, observer, saves)
             self._restore += _taken_over(modules[path], block, owner)
+
+    def use(self, partitions: Mapping[str, Partition], offloaded: Mapping[str, int] | None = None) -> None:
+        """Let later forward passes of the blocks run by other partitions."""
+        saves = self._saves_of(partitions, offloaded)
+        for path, partition in partitions.items():
+            self._blocks[path].use(partition, saves)
+
+    def _saves_of(
+        self, partitions: Mapping[str, Partition], offloaded: Mapping[str, int] | None
+    ) -> OffloadedSaves | None:
+        return OffloadedSaves(self._model, offloaded, list(partitions)) if offloaded else None
 
     def remove(self) -> None:
         """Let the blocks run as they did before."""
@@ -93,7 +111,11 @@ class _PlannedBlock:
         self._is_eager = False
         self._has_run = False
         self._user_compiled = self._original.forward if self._original is not module else None
-        self._compiled = _compiled_call_of(self._original)
+        self._calls = _compiled_calls_of(self._original)
+
+    def use(self, partition: Partition, saves: OffloadedSaves | None) -> None:
+        """Run later forward passes by ``partition``."""
+        self._partition, self._saves = partition, saves
 
     def run(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_eager or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_function_transform():
@@ -103,8 +125,9 @@ class _PlannedBlock:
             self._observer.forward_begins(self._path)
         try:
             # The first call traces and compiles.
-            with running(call), self._seeing_saves(call), nullcontext() if self._has_run else own_warnings_ignored():
-                result = self._compiled(self._user_compiled or forward, args, kwargs)
+            first = nullcontext() if self._has_run else own_warnings_ignored()
+            with running(call), self._seeing_saves(call), first, blocks_as_a_whole():
+                result = self._run_compiled(self._user_compiled or forward, args, kwargs)
         except (CompilingError, *DYNAMO_ERRORS) as error:
             self._is_eager = True
             if self._observer is not None:
@@ -121,17 +144,28 @@ class _PlannedBlock:
             self._observer.forward_ended(self._path, call.graphs, call.nodes)
         return result
 
+    def _run_compiled(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self._calls.call_at(self._path)
+        try:
+            return call(forward, args, kwargs)
+        except FailOnRecompileLimitHit:
+            another = self._calls.after_limit_at(self._path, call)
+            if another is None:
+                raise
+            return another(forward, args, kwargs)
+
     @contextmanager
     def _seeing_saves(self, call: _Call) -> Iterator[None]:
         """Offload what the call saves, or note how large it is."""
         if self._saves is not None:
             with self._saves.saving(self._path, self._original) as saves:
                 yield
-            if self._saves.starts_fetching(self._path):
+            if saves is not None and self._saves.starts_fetching(self._path):
+                forward_pass = saves.forward_pass
                 for node in call.nodes:
-                    node.register_prehook(lambda _: saves.forward_pass.fetch_ahead())
-        elif self._observer is not None and self._observer.notes_saves:
-            with noted_saves(self._original) as sizes:
+                    node.register_prehook(lambda _: forward_pass.fetch_ahead())
+        elif self._observer is not None and self._observer.noted_saves is not None:
+            with noted_saves(self._original, self._observer.noted_saves) as sizes:
                 yield
             self._observer.saved(self._path, sizes)
         else:
@@ -164,21 +198,74 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-_compiled_calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
+class _CompiledCall:
+    """A function of its own that calls forwards, compiled.
 
-
-def _compiled_call_of(module: nn.Module) -> Callable[..., Any]:
-    """Return what calls a forward compiled, one for all modules of a class with the same parameters.
-
-    Each has a code object and a name of its own: by these dynamo counts recompilations and learns which sizes vary.
+    ``num_graphs`` is how many graphs dynamo has for it, ``is_full`` whether dynamo has refused one more.
     """
+
+    def __init__(self, name: str) -> None:
+        self.num_graphs = 0
+        self.is_full = False
+        # By the code object and its name dynamo counts recompilations and learns which sizes vary.
+        own = types.FunctionType(_call.__code__.replace(co_name=name), _call.__globals__)
+        self._compiled = torch.compile(own, backend=self._backend, fullgraph=True)
+
+    def __call__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._compiled(forward, args, kwargs)
+
+    def _backend(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.num_graphs += 1
+        return variants_backend(graph, inputs)
+
+
+# dynamo compares a call with each graph of a function, and gives up beyond its own limit of 8. Blocks that have graphs
+# of their own, because each has another number in it (a rate, an index), share a function until it has so many.
+_SHARED_GRAPHS = 4
+# Beyond so many functions for one class of blocks, whatever makes the graphs differ will not end.
+_MOST_FUNCTIONS = 32
+
+
+class _CompiledCalls:
+    """The functions that call the forwards of all modules of a class with the same parameters.
+
+    A block keeps the function that blocks at its path had before, so that a plan that is applied again, or a model that
+    is built again, finds its graphs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: list[_CompiledCall] = []
+        self._by_path: dict[str, _CompiledCall] = {}
+
+    def call_at(self, path: str) -> _CompiledCall:
+        """Return the function for the block at ``path``."""
+        return self._by_path.get(path) or self._another_at(path)
+
+    def after_limit_at(self, path: str, call: _CompiledCall) -> _CompiledCall | None:
+        """Return another function than ``call``, which has as many graphs as dynamo allows; None at the end."""
+        call.is_full = True
+        return self._another_at(path) if len(self._calls) < _MOST_FUNCTIONS else None
+
+    def _another_at(self, path: str) -> _CompiledCall:
+        shared = (each for each in self._calls if each.num_graphs < _SHARED_GRAPHS and not each.is_full)
+        call = next(shared, None)
+        if call is None:
+            call = _CompiledCall(f"{self._name}_{len(self._calls)}")
+            self._calls.append(call)
+        self._by_path[path] = call
+        return call
+
+
+_compiled_calls: dict[tuple[Any, ...], _CompiledCalls] = {}
+
+
+def _compiled_calls_of(module: nn.Module) -> _CompiledCalls:
     parameters = tuple((name, tuple(each.shape), each.dtype) for name, each in module.named_parameters())
     key = (type(module), parameters)
     if key not in _compiled_calls:
         digest = hashlib.sha256(str(parameters).encode()).hexdigest()[:16]
-        code = _call.__code__.replace(co_name=f"{type(module).__name__}_{digest}")
-        own = types.FunctionType(code, _call.__globals__)
-        _compiled_calls[key] = torch.compile(own, backend=variants_backend, fullgraph=True)
+        _compiled_calls[key] = _CompiledCalls(f"{type(module).__name__}_{digest}")
     return _compiled_calls[key]
 
 

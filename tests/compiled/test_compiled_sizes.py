@@ -1,0 +1,62 @@
+"""Compiled blocks in batches of other sizes: gradients, budgets, and how often dynamo traces."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from tests.compiled.compiled_models import WIDTH, SmallBlocks
+from tests.compiled.measured_models import compiled_profile, gradients
+from tests.loop_peaks import peaks_of_steps
+from torch import Tensor
+
+import memfit
+from memfit.sizes.compiled_sizes import CompiledFittedBySize
+
+
+def rows(number: int) -> Tensor:
+    return torch.randn(number, WIDTH, generator=torch.Generator().manual_seed(number))
+
+
+def test_batches_of_all_sizes_keep_the_budget_and_compile_nothing_more() -> None:
+    torch.manual_seed(0)
+    model = SmallBlocks()
+    budget = 900_000
+    with warnings.catch_warnings():
+        # Which partitions are the fastest, and by how much their peaks are overestimated, is another matter.
+        warnings.filterwarnings("ignore", message="the measured peak")
+        fitted = memfit.fit(model, batches=[rows(128), rows(512)], budget=budget, compile=True)
+    assert isinstance(fitted, CompiledFittedBySize)
+    small, large = (plan.compiled for plan in fitted.plans)
+    assert small is not None
+    assert large is not None
+    assert "least" in large.choice.values()
+    assert "2 plans with compiled blocks" in repr(fitted)
+    sizes = [512, 128, 7, 300, 129, 511, 512]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        found = [gradients(model, rows(size))[:-1] for size in sizes]
+        peaks = [max(peaks_of_steps(model, rows(size), lambda loss: loss, num_steps=2)) for size in sizes]
+    assert max(peaks) <= budget
+    with pytest.warns(UserWarning, match=r"got float32\[600, 32\]"):
+        model(rows(600))
+    fitted.remove()
+    for size, of_size in zip(sizes, found, strict=True):
+        for gradient, expected in zip(of_size, gradients(model, rows(size))[:-1], strict=True):
+            torch.testing.assert_close(gradient, expected)
+    assert "forward" not in vars(model)
+
+
+def test_blocks_with_graphs_of_their_own_stay_below_the_recompile_limit() -> None:
+    """dynamo takes an integer of a module for a constant: blocks with numbers have a graph each."""
+    torch.manual_seed(0)
+    model = SmallBlocks(4, are_numbered=True)
+    batch = rows(64)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        profile = compiled_profile(model, batch)
+        assert profile.compiled is not None
+        assert dict(profile.compiled.not_compiled) == {}
+        assert sum(len(kind.blocks) for kind in profile.compiled.kinds) == 4
+        plan = memfit.plan(profile, budget="1GiB")
+        with torch.compiler.set_stance("fail_on_recompile"), memfit.apply(model, plan):
+            model(batch).backward()
