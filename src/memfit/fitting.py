@@ -25,7 +25,7 @@ from memfit.profiling import profile_of_step, with_compiled_blocks
 from memfit.profiling import refuse_unfit as refuse_unfit_to_profile
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.applying.apply import remove
-from memfit.runtime.checks.model_changes import checkpointed_in, warn_of_checkpointing
+from memfit.runtime.checks.model_changes import checkpointed_in, refuse_compiled_as_a_whole, warn_of_checkpointing
 from memfit.runtime.chunked_loss.language_model_head import head_of
 from memfit.runtime.native.native_build import build_engine
 from memfit.sizes.batch_form import BatchForm
@@ -91,6 +91,8 @@ def fit(
     checked_budget(budget)
     checked_host_budget(host_budget)
     checked_compile(compile)
+    if compile:
+        refuse_compiled_as_a_whole(model)
     if chunk_loss:
         head_of(model)
     warn_of_checkpointing(model, stacklevel=2)

@@ -20,7 +20,7 @@ from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.progress import Progress, Quiet, progress_on_terminal
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
-from memfit.runtime.checks.model_changes import warn_of_checkpointing
+from memfit.runtime.checks.model_changes import refuse_compiled_as_a_whole, warn_of_checkpointing
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks
 from memfit.runtime.native.native_build import build_engine, is_built
 
@@ -111,6 +111,8 @@ def profile(
     the step is measured with each: a plan for such a profile chooses a partition for each block.
     """
     refuse_unfit(model, mode)
+    if compile:
+        refuse_compiled_as_a_whole(model)
     warn_of_checkpointing(model, stacklevel=2)
     arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
     training_step = TrainingStep(model, arguments)

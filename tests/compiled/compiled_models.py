@@ -169,3 +169,9 @@ def experts_model() -> tuple[nn.Module, Tensor]:
     """Return the model and a batch."""
     torch.manual_seed(0)
     return Experts(), torch.randn(256, WIDTH)
+
+
+def small_model() -> tuple[SmallBlocks, Tensor]:
+    """Return the model and a batch."""
+    torch.manual_seed(0)
+    return SmallBlocks(), torch.randn(256, WIDTH)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from tests.compiled.compiled_models import WIDTH, dropout_model, experts_model, wide_ends_model
+from tests.compiled.compiled_models import WIDTH, dropout_model, experts_model, small_model, wide_ends_model
 from torch import Tensor, nn
 
 import memfit
@@ -24,6 +24,7 @@ BUILDERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "llama": lambda: llama(**SMALL, key_heads=1),
     "dropout": dropout_model,
     "experts": experts_model,
+    "small": small_model,
     "wide ends": wide_ends_model,
 }
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.compiled.compiled_models import WIDTH, BranchingBlock, DropoutBlock, dropout_model
-from tests.compiled.measured_models import Case, gradients, measured, same
+from tests.compiled.compiled_models import WIDTH, BranchingBlock, DropoutBlock, dropout_model, small_model
+from tests.compiled.measured_models import Case, compiled_profile, gradients, measured, same
 from tests.loop_peaks import peaks_of_steps
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit.capture.step_arguments import StepArguments
@@ -131,18 +132,64 @@ def test_a_removed_plan_leaves_the_eager_model(with_dropout: Case) -> None:
     assert [set(vars(module)) for module in model.modules()] == names
 
 
-def test_blocks_that_the_user_compiled_are_planned_and_given_back(with_dropout: Case) -> None:
-    plan = with_dropout.plan(0.0)
-    model, batch = dropout_model()
-    model.load_state_dict(with_dropout.model.state_dict())
-    for block in model.blocks:
-        block.compile(backend="eager")
-    theirs = [block._compiled_call_impl for block in model.blocks]
-    with memfit.apply(with_dropout.model, plan):
-        expected = gradients(with_dropout.model, batch)
-    with memfit.apply(model, plan):
+@pytest.fixture(scope="module")
+def small() -> Case:
+    return measured("small")
+
+
+# What dynamo warns of itself while the user's own functions are compiled.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("how", ["block.compile()", "torch.compile(block)"])
+def test_blocks_that_the_user_compiled_are_planned_and_given_back(small: Case, how: str) -> None:
+    model, batch = small_model()
+    for number, block in enumerate(model.blocks):
+        if how == "block.compile()":
+            block.compile(backend="eager")
+        else:
+            model.blocks[number] = torch.compile(block, backend="eager")
+    theirs = [(type(block), block._compiled_call_impl) for block in model.blocks]
+    profile = compiled_profile(model, batch)
+    assert profile.compiled is not None
+    assert [kind.name for kind in profile.compiled.kinds] == ["SmallBlock"]
+    with memfit.apply(small.model, small.plan(0.0)):
+        expected = gradients(small.model, batch)
+    with memfit.apply(model, memfit.plan(profile, budget=small.plan(0.0).predicted_peak_bytes)):
         assert same(expected, gradients(model, batch))
-    assert [block._compiled_call_impl for block in model.blocks] == theirs
+    assert [(type(block), block._compiled_call_impl) for block in model.blocks] == theirs
+    assert not any("forward" in vars(block) for block in model.blocks)
+
+
+@pytest.mark.parametrize("how", ["model.compile()", "torch.compile(model)"])
+def test_a_model_that_is_compiled_as_a_whole_is_refused(how: str) -> None:
+    model, batch = small_model()
+    if how == "model.compile()":
+        model.compile()
+    else:
+        model = torch.compile(model)
+    with pytest.raises(memfit.InvalidParameterError, match="is compiled as a whole"):
+        memfit.fit(model, batch, budget="1GiB", compile=True)
+    with pytest.raises(memfit.InvalidParameterError, match="is compiled as a whole"):
+        memfit.profile(model, batch, compile=True)
+
+
+def test_hooks_on_blocks_run_once_and_checkpointing_inside_blocks_goes_on(small: Case) -> None:
+    model, batch = small_model()
+    for block in model.blocks:
+        plain = block.forward
+        block.forward = lambda x, plain=plain: checkpoint(plain, x, use_reentrant=False)
+    seen: list[str] = []
+    model.blocks[0].register_forward_hook(lambda *_: seen.append("forward"))
+    model.blocks[0].register_full_backward_hook(lambda *_: seen.append("backward"))
+    expected = gradients(model, batch)
+    profile = compiled_profile(model, batch)
+    assert profile.compiled is not None
+    assert dict(profile.compiled.not_compiled) == {}
+    least = memfit.frontier(profile, points=2)[-1].peak_bytes
+    with memfit.apply(model, memfit.plan(profile, budget=least)):
+        seen.clear()
+        assert same(expected, gradients(model, batch))
+    assert seen == ["forward", "backward"]
 
 
 def test_steps_without_gradients_run_in_eager(with_dropout: Case) -> None:
@@ -172,10 +219,15 @@ def test_fit_keeps_the_budget_with_compiled_blocks(with_dropout: Case) -> None:
     assert same(eager, gradients(model, batch))
 
 
-def test_auto_keeps_one_of_both(with_dropout: Case) -> None:
-    model, batch = dropout_model()
-    with memfit.fit(model, batch, budget=with_dropout.profile.peak_bytes - 10_000, compile="auto") as fitted:
+def test_auto_keeps_the_faster_of_both() -> None:
+    model, batch = small_model()
+    with warnings.catch_warnings():
+        # The plain step may be the faster.
+        warnings.filterwarnings("ignore", message="the plan changes nothing")
+        fitted = memfit.fit(model, batch, budget="1GiB", compile="auto")
+    with fitted:
         assert fitted.verification.holds
+        assert ("compiled" in repr(fitted.plan)) is (fitted.plan.compiled is not None)
 
 
 def test_blocks_that_cannot_be_compiled_stay_in_eager_and_say_why() -> None:

@@ -19,7 +19,7 @@ from memfit.planning.partitions.partition_mix import PartitionMix
 from memfit.units import format_bytes
 
 
-class _Choice(NamedTuple):
+class _StepMix(NamedTuple):
     """What the eager engine recomputes outside blocks, and the mixture of partitions."""
 
     outside: OutsideChoice | None
@@ -65,10 +65,10 @@ def _compiled(profile: ModelProfile) -> CompiledProfile:
     return profile.compiled
 
 
-def _fastest(profile: ModelProfile, budget_bytes: int, host_bytes: int) -> _Choice | None:
+def _fastest(profile: ModelProfile, budget_bytes: int, host_bytes: int) -> _StepMix | None:
     """Return the fastest mixture; one that offloads, or recomputes outside blocks, only where that is faster."""
     found = [
-        _Choice(outside, mix)
+        _StepMix(outside, mix)
         for outside in (None, *_compiled(profile).outside)
         for mix in _mixes(profile, _with(_compiled(profile), outside), budget_bytes, host_bytes)
     ]
@@ -122,7 +122,7 @@ def _least_peak_bytes(profile: ModelProfile, host_bytes: int) -> int:
     return high
 
 
-def _plan(profile: ModelProfile, chosen: _Choice, budget_bytes: int | None) -> Plan:
+def _plan(profile: ModelProfile, chosen: _StepMix, budget_bytes: int | None) -> Plan:
     compiled, mix = _compiled(profile), chosen.mix
     names = {
         block.path: compiled.kinds[block.kind].partitions[number].name

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from memfit.errors import InvalidParameterError
+
 # What transformers and diffusers, and timm, call the switch of each module that can be recomputed as a whole.
 _SWITCHES = ("gradient_checkpointing", "grad_checkpointing")
 
@@ -93,3 +95,16 @@ def warn_of_checkpointing(model: nn.Module, *, stacklevel: int) -> None:
             "recomputed",
             stacklevel=stacklevel + 1,
         )
+
+
+def refuse_compiled_as_a_whole(model: nn.Module) -> None:
+    """Raise where ``model``, or a part of it that has a list of modules, is compiled as a whole."""
+    for path, module in model.named_modules():
+        is_compiled = getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
+        if is_compiled and any(isinstance(inner, nn.ModuleList) and len(inner) > 1 for inner in module.modules()):
+            named = f"the module {path!r}" if path else f"this {type(module).__name__}"
+            raise InvalidParameterError(
+                f"{named} is compiled as a whole, which leaves nothing to plan block by block. Give the model as it is "
+                "without torch.compile(model) or model.compile(): memfit.fit(..., compile=True) compiles its blocks. "
+                "Blocks that are compiled one by one are fine"
+            )
