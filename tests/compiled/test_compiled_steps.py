@@ -148,16 +148,15 @@ def test_blocks_that_the_user_compiled_are_planned_and_given_back(small: Case, h
             block.compile(backend="eager")
         else:
             model.blocks[number] = torch.compile(block, backend="eager")
-    theirs = [(type(block), block._compiled_call_impl) for block in model.blocks]
+    theirs = [(set(vars(block)), block._compiled_call_impl) for block in model.blocks]
     profile = compiled_profile(model, batch)
     assert profile.compiled is not None
-    assert [kind.name for kind in profile.compiled.kinds] == ["SmallBlock"]
+    assert {kind.name for kind in profile.compiled.kinds} == {"SmallBlock"}
     with memfit.apply(small.model, small.plan(0.0)):
         expected = gradients(small.model, batch)
     with memfit.apply(model, memfit.plan(profile, budget=small.plan(0.0).predicted_peak_bytes)):
         assert same(expected, gradients(model, batch))
-    assert [(type(block), block._compiled_call_impl) for block in model.blocks] == theirs
-    assert not any("forward" in vars(block) for block in model.blocks)
+    assert [(set(vars(block)), block._compiled_call_impl) for block in model.blocks] == theirs
 
 
 @pytest.mark.parametrize("how", ["model.compile()", "torch.compile(model)"])
