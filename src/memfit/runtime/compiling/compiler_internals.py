@@ -1,6 +1,6 @@
 """The few names of torch's compiler that are not public, each with the releases it was checked on.
 
-Checked on torch 2.13.0 (CPU), and against the sources of 2.11.0, which has all of them. It is a file of its own, because
+Checked on torch 2.13.0 (CPU), and against the sources of 2.11.0, which has all of them. It is a file of its own, as
 importing the compiler takes seconds, and only compiled blocks need it.
 """
 
