@@ -11,7 +11,7 @@ from tests.loop_peaks import peaks_of_steps
 
 import memfit
 from memfit.graph.names import parse_value_name
-from memfit.graph.plan import Decision
+from memfit.report.compiled_document import CompiledStep
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +20,7 @@ def case() -> Case:
 
 
 def modules_recomputed(plan: memfit.Plan) -> set[str]:
-    return {
-        parse_value_name(name).module for name, decision in plan.decisions.items() if decision is Decision.RECOMPUTE
-    }
+    return {parse_value_name(name).module for name in plan.recomputed_names}
 
 
 def test_plans_go_below_what_blocks_alone_can_reach_and_keep_the_budget(case: Case, tmp_path: Path) -> None:
@@ -57,6 +55,11 @@ def test_the_frontier_has_both_and_verification_compares_with_all_saved(case: Ca
     points = memfit.frontier(case.profile, points=6)
     assert any(modules_recomputed(point.plan) for point in points)
     assert [point.overhead for point in points] == sorted(point.overhead for point in points)
+    assert case.profile.compiled is not None
+    for point in points:
+        # The page shows the segments as they are with what the plan recomputes outside blocks.
+        entry = CompiledStep(case.profile.compiled).point_entry(point, 0)
+        assert max(entry["timeline_bytes"]) == point.peak_bytes
     plan = points[-1].plan
     verification = memfit.verify(case.model, plan, case.batch)
     assert verification.gradients_equal

@@ -40,7 +40,7 @@ from memfit.graph.compiled_data.compiled_blocks import (
     tolerance_of,
 )
 from memfit.graph.model_profile import ModelProfile
-from memfit.graph.plan import Decision, Plan
+from memfit.graph.plan import Plan
 from memfit.planning.partitions.outside_values import plans_outside
 from memfit.progress import Progress
 from memfit.runtime.applying.apply import apply
@@ -331,9 +331,8 @@ def _outside_choice(trial: _Trial, least: _Trial, base_bytes: Sequence[int], out
         is_outside = border.kind is SegmentKind.OUTSIDE
         more = border.peak_bytes - other.peak_bytes if is_outside else border.live_bytes - other.live_bytes
         changed.append(base + more)
-    recomputed = [name for name, decision in trial.outside.decisions.items() if decision is Decision.RECOMPUTE]
     seconds = outside_seconds + max(0.0, trial.step_seconds - least.step_seconds)
-    return OutsideChoice(tuple(recomputed), tuple(changed), seconds)
+    return OutsideChoice(trial.outside.recomputed_names, tuple(changed), seconds)
 
 
 def _unexplained(trial: _Trial, kinds: Sequence[CompiledKind], outside_seconds: float) -> float:

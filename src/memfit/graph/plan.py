@@ -86,6 +86,11 @@ class Plan:
         """Whether any value is not saved, or any block runs compiled."""
         return self.compiled is not None or any(decision is not Decision.SAVE for decision in self.decisions.values())
 
+    @property
+    def recomputed_names(self) -> tuple[str, ...]:
+        """The names of the values that are recomputed."""
+        return tuple(name for name, decision in self.decisions.items() if decision is Decision.RECOMPUTE)
+
     def summary_lines(self) -> dict[str, str]:
         """Return what is predicted and decided, a few words for each."""
         counts = Counter(self.decisions.values())

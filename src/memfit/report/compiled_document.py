@@ -53,6 +53,9 @@ class CompiledStep:
         """Return what the page shows of one plan; ``resident_bytes`` exist before the step."""
         plan = point.plan.compiled
         assert plan is not None
+        for outside in self._profile.outside:
+            if set(outside.recomputed) == set(point.plan.recomputed_names):
+                return CompiledStep(self._profile.with_outside(outside)).point_entry(point, resident_bytes)
         choice = [self._place_of(block, plan) for block in self._profile.blocks]
         sent = [
             self._sent_bytes(block, number, plan) for block, number in zip(self._profile.blocks, choice, strict=True)
@@ -63,7 +66,7 @@ class CompiledStep:
         return {
             "peak_bytes": point.peak_bytes,
             "overhead": point.overhead,
-            "recompute_flops": 0,
+            "recompute_flops": point.plan.recompute_flops,
             "host_bytes": point.plan.host_bytes,
             "outcomes": "",
             "partitions": [plan.choice[path] for path in self.labels],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 EVERYTHING = "everything"
@@ -171,3 +171,10 @@ class CompiledProfile:
     compile_seconds: float = 0.0
     not_compiled: Mapping[str, str] = field(default_factory=dict)
     outside: tuple[OutsideChoice, ...] = ()
+
+    def with_outside(self, outside: OutsideChoice) -> CompiledProfile:
+        """Return the step as it was measured with that choice of what is recomputed outside blocks."""
+        segments = tuple(
+            replace(segment, base_bytes=base) for segment, base in zip(self.segments, outside.base_bytes, strict=True)
+        )
+        return replace(self, segments=segments, outside_seconds=outside.seconds, outside=())

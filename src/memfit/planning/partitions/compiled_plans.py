@@ -87,13 +87,7 @@ def _mixes(
 
 
 def _with(compiled: CompiledProfile, outside: OutsideChoice | None) -> CompiledProfile:
-    """Return the step as it was measured with that choice of what is recomputed outside blocks."""
-    if outside is None:
-        return compiled
-    segments = tuple(
-        replace(segment, base_bytes=base) for segment, base in zip(compiled.segments, outside.base_bytes, strict=True)
-    )
-    return replace(compiled, segments=segments, outside_seconds=outside.seconds)
+    return compiled if outside is None else compiled.with_outside(outside)
 
 
 def _offloading(
