@@ -65,9 +65,10 @@ def _profile_of(fake: TrainingStep, step: TrainingStep, fake_mode: FakeTensorMod
     state = KeptState(fake)
     with _explained_limits(), fake_mode, loss_in_chunks_as_in(fake.model, step.model):
         if fake.optimizer is not None or fake.arguments.step is not None or fake.arguments.gradients == "kept":
-            # The first run creates the optimizer's state and the gradients.
-            with state.kept():
-                fake.run()
+            # These runs create the optimizer's state and the gradients.
+            while not state.is_warm:
+                with state.kept():
+                    fake.run()
         with state.kept(), noting_inputs(fake.model) as inputs:
             recording, called = record_step(fake, device, _is_real)
     roofline_device = _device_to_measure(device)

@@ -33,7 +33,7 @@ from memfit.capture.recording.step_recording import OpFacts, Recording, values_o
 from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.step_variants import choose_variant, random_states
 from memfit.capture.training_step import TrainingStep
-from memfit.distributed.wrapped_models import bare_model, num_warm_up_steps, warn_of_dtensors
+from memfit.distributed.wrapped_models import bare_model, warn_of_dtensors
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue
 from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.applying.fingerprint import fingerprint_of
@@ -61,8 +61,8 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
     """Measure ``step`` on the device it runs on, inside the block of ``state.kept_optimizer()``."""
     device = device_of(step)
     device_bytes, free_bytes = memory_bytes(device)
-    # The first run warms up, creates the optimizer's state, and finds what each run must put back.
-    for _ in range(num_warm_up_steps(step.model)):
+    # These runs warm up, create the optimizer's state, and find what each run must put back.
+    while not state.is_warm:
         with state.kept(), noting_inputs(step.model) as inputs:
             step.run()
     with state.kept():

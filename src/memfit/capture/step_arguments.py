@@ -122,12 +122,17 @@ def _refuse_unfit_optimizer(optimizer: Any) -> None:
             f"optimizer is a torch.optim.Optimizer, a wrapper that has one as .optimizer, or None; "
             f"got {type(optimizer).__name__}"
         )
+    refuse_optimizer_with_closures(innermost)
+
+
+def refuse_optimizer_with_closures(optimizer: torch.optim.Optimizer) -> None:
+    """Raise where ``optimizer`` cannot step without a closure."""
     # The method of the class: learning rate schedulers put a wrapper with another signature on the instance.
-    if not _takes(type(innermost).step, (innermost,)):
+    if not _takes(type(optimizer).step, (optimizer,)):
         raise InvalidParameterError(
-            f"{type(innermost).__name__}.step() needs a closure, which it calls as often as it likes, and a plan is "
-            "for a step with a known number of forward and backward passes. Leave optimizer out: the plan then bounds "
-            "each call of the closure, and the memory that the optimizer itself takes comes on top"
+            f"{type(optimizer).__name__}.step() needs a closure, which it calls as often as it likes, and a plan is "
+            "for a step with a known number of forward and backward passes. Leave the optimizer out, of step= too: the "
+            "plan then bounds each call of the closure, and the memory that the optimizer itself takes comes on top"
         )
 
 

@@ -58,7 +58,7 @@ def choose_variant(
     called: frozenset[str] = frozenset()
     skipped: frozenset[str] = frozenset()
     varying: frozenset[tuple[str, str]] = frozenset()
-    decides = any(step.ranks.gathered(decides))
+    decides = step.branches_at_random = any(step.ranks.gathered(decides))
     if any(step.ranks.gathered(state.changes_between_steps)) and decides:
         notes += _choose_first_or_later(step, state, device, held)
     if decides:
@@ -84,7 +84,7 @@ def choose_variant(
 def _structure(step: TrainingStep, state: KeptState, seed: int | None) -> Structure:
     step.random_seed = seed
     try:
-        with state.kept():
+        with state.kept(may_write_more=True):
             return structure_of_run(step)
     finally:
         step.random_seed = None

@@ -43,6 +43,8 @@ class TrainingStep:
         # Which of the runs that differ is measured: the one with random numbers from this seed, as they are where it is
         # None, after so many other steps.
         self.random_seed: int | None = None
+        # Whether Python may decide by random numbers what a run does.
+        self.branches_at_random = False
         self.num_steps_before = 0
 
     @property

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import torch
 
+from memfit.capture.state.random_states import kept_random_states
 from memfit.errors import InvalidParameterError
 from memfit.runtime.applying.batch_tensors import tensors_of
 
@@ -25,7 +24,7 @@ def largest_first_batch(loader: Iterable[Any]) -> Any:
     """
     # Loaders of accelerate stand around one of torch, and count how often they are iterated.
     loader = getattr(loader, "base_dataloader", loader)
-    with _kept_random_numbers(), _kept_positions(loader):
+    with kept_random_states(), _kept_positions(loader):
         batches = list(islice(loader, _NUM_BATCHES))
     if not batches:
         raise InvalidParameterError("the training data loader has no batches, so that no step can be measured")
@@ -34,17 +33,6 @@ def largest_first_batch(loader: Iterable[Any]) -> Any:
 
 def _num_elements(batch: Any) -> int:
     return sum(tensor.numel() for tensor in tensors_of(batch))
-
-
-@contextmanager
-def _kept_random_numbers() -> Iterator[None]:
-    numpy = sys.modules.get("numpy")
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng())
-        stack.callback(random.setstate, random.getstate())
-        if numpy is not None:
-            stack.callback(numpy.random.set_state, numpy.random.get_state())
-        yield
 
 
 @contextmanager

@@ -53,9 +53,11 @@ class Trials:
 
     def warm_up(self, way: Way) -> None:
         """Run the step, so that later runs find caches filled and kernels chosen."""
-        for _ in range(num_warm_up_steps(self._step.model)):
+        num_runs = 0
+        while num_runs < num_warm_up_steps(self._step.model) or not self._state.is_warm:
             with self._state.kept(), way(self._step.model), noting_inputs(self._step.model) as inputs:
                 self._step.run()
+            num_runs += 1
         self.inputs = tuple(inputs)
 
     def measured(self, way: Way) -> Measured:

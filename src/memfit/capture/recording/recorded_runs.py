@@ -38,6 +38,10 @@ def bytes_left_behind(step: TrainingStep, state: KeptState, device: torch.device
 
     What stays for good, such as a cache, is not part of it.
     """
+    with state.kept(may_write_more=True):
+        step.run()
+        state.begin_next()
+        step.run()
     scopes = ModuleScopes()
     recorder = StepRecorder(scopes, device, step.tensors(), existed_before)
     with state.kept(), no_garbage_collection():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memfit.capture.state.python_state import AttributeSnapshot
+from memfit.capture.state.random_states import RandomStates
 from memfit.capture.state.reached_objects import ReachedObjects
-from memfit.capture.step_arguments import innermost_optimizer, optimizers_within
+from memfit.capture.step_arguments import innermost_optimizer, optimizers_within, refuse_optimizer_with_closures
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.local_tensors import has_dtensor, is_dtensor
 from memfit.distributed.wrapped_models import num_warm_up_steps
@@ -37,7 +38,8 @@ class KeptState:
     That is: gradients, the state of random number generators, the plain Python state that is reached from modules and
     from the functions of the step (counters, caches, variables of closures), learning rate schedulers, gradient
     scalers, and each tensor that the step writes: buffers, but also weights, the batch, or tensors in closures. Which
-    those are is found in the first run, and only they are copied, to host memory.
+    those are is found in the runs until `is_warm`, and only they are copied, to host memory. All other runs begin with
+    the same random numbers and the same state, so that they write the same; those that do not must say so.
 
     What optimizers keep for themselves stays from run to run, since the step to be measured is one of many; it goes
     when the block that `kept_optimizer` goes around ends. Where a step function steps optimizers several times, later
@@ -60,15 +62,25 @@ class KeptState:
         self._attributes = AttributeSnapshot([])
         self._changes_attributes = False
         self._kept_gradients: list[tuple[Tensor, Tensor]] = []
+        self._random_states = RandomStates(())
 
     @property
     def consumes_gradients(self) -> bool:
         """Whether the step itself, or a hook, steps optimizers, so that no gradients may be left when it ends."""
         return self._steps_optimizers
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether a further run writes only what the runs so far wrote."""
+        return self._num_watched_runs >= self._num_runs_to_watch
+
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Run a step, or several, inside the block."""
+    def kept(self, *, may_write_more: bool = False) -> Iterator[None]:
+        """Run a step, or several, inside the block.
+
+        With ``may_write_more`` these may write other tensors than earlier runs, because they begin with other random
+        numbers or are several. Such a block must be neither timed nor recorded.
+        """
         gradients = [(leaf, leaf.grad) for leaf in self._leaves]
         contents = [(leaf, leaf.detach()) for leaf in self._leaves if is_strided(leaf) and not is_dtensor(leaf)]
         attributes = self._attributes = self._snapshot()
@@ -76,14 +88,16 @@ class KeptState:
         self._begin_gradients()
         # Inside autocast, casts of weights are kept from pass to pass; each run is to make its own.
         torch.clear_autocast_cache()
-        devices = sorted({leaf.device.index for leaf in self._leaves if leaf.device.type == "cuda"})
+        self._random_states = RandomStates({leaf.device.index for leaf in self._leaves if leaf.device.type == "cuda"})
+        random_states = self._random_states
         try:
-            with torch.random.fork_rng(devices=devices), _kept_random_state(), self._watching_writes():
+            with self._watching_writes(always=may_write_more):
                 self._begin_run()
                 yield
             if self._step.arguments.gradients == "kept" and not self._kept_gradients:
                 self._keep_gradients()
         finally:
+            random_states.restore()
             for leaf, gradient in gradients:
                 leaf.grad = gradient
             for leaf, content in contents:
@@ -120,6 +134,8 @@ class KeptState:
             random.seed(seed)
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(seed)
+        elif self._step.branches_at_random:
+            self._random_states.restore()
 
     def begin_another(self) -> None:
         """Begin one more step inside the block: with the gradients that training loops have, and the same counters.
@@ -165,9 +181,9 @@ class KeptState:
                 snapshot.restore()
 
     @contextmanager
-    def _watching_writes(self) -> Iterator[None]:
-        """Look for writes, and for optimizers, in the steps that warm up only: later ones may be timed."""
-        if self._num_watched_runs == self._num_runs_to_watch:
+    def _watching_writes(self, *, always: bool) -> Iterator[None]:
+        """Look for writes, and for optimizers, in the steps that warm up, or ``always``: others may be timed."""
+        if self.is_warm and not always:
             yield
             return
         self._num_watched_runs += 1
@@ -178,6 +194,7 @@ class KeptState:
 
         def see(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             nonlocal num_steps
+            refuse_optimizer_with_closures(optimizer)
             num_steps += 1
             self._steps_optimizers |= optimizer is not innermost_optimizer(self._step.optimizer) or num_steps > 1
             if id(optimizer) not in self._optimizers:
@@ -324,15 +341,3 @@ def _leaves_of(step: TrainingStep) -> list[Tensor]:
             parameter for group in innermost_optimizer(step.optimizer).param_groups for parameter in group["params"]
         ]
     return list({id(leaf): leaf for leaf in leaves}.values())
-
-
-@contextmanager
-def _kept_random_state() -> Iterator[None]:
-    """Put back the state of the generators of Python and, where it is in use, of NumPy."""
-    python_state = random.getstate()
-    numpy = sys.modules.get("numpy")
-    with ExitStack() as stack:
-        stack.callback(random.setstate, python_state)
-        if numpy is not None:
-            stack.callback(numpy.random.set_state, numpy.random.get_state())
-        yield
