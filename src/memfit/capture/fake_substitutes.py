@@ -37,7 +37,9 @@ def fake_tensors_in(step: TrainingStep, make_fake: MakeFake) -> Iterator[None]:
 
     def fake_of(tensor: Tensor) -> Tensor:
         if id(tensor) not in fakes:
-            fakes[id(tensor)] = make_fake(tensor)
+            made = make_fake(tensor)
+            # An optimizer and its wrapper show the same parameters, the second one those that are fake already.
+            fakes[id(tensor)] = fakes[id(made)] = made
         return fakes[id(tensor)]
 
     with ExitStack() as stack:

@@ -16,8 +16,7 @@ from transformers import Trainer, TrainerCallback
 
 from memfit.errors import InvalidParameterError
 from memfit.fitted import Fitted
-from memfit.fitting import fit
-from memfit.integrations.first_batches import largest_first_batch
+from memfit.integrations.loader_batches import fit_sizes, smallest_and_largest
 from memfit.planning.budgets import BudgetLike, HostBudgetLike
 
 # With two micro-batches, the gradients of the first exist while the second one runs, as in all that follow.
@@ -54,13 +53,15 @@ class MemfitCallback(TrainerCallback):
         model = trainer.model_wrapped
         _refuse_unfit(trainer)
         _switch_off_checkpointing(trainer.model)
-        num_batches = args.gradient_accumulation_steps
-        batch = largest_first_batch(kwargs["train_dataloader"])
-        # What the loop holds on the device: the micro-batches of a step, and the batch that is fetched ahead.
-        batches = [_copied(batch, args.device) for _ in range(num_batches + 1)]
+        num_micro_batches = min(args.gradient_accumulation_steps, _MOST_MICRO_BATCHES)
+        smallest, largest = smallest_and_largest(kwargs["train_dataloader"])
+        # What the loop holds besides the micro-batch that runs: the others of its step, the one that is fetched ahead,
+        # and the losses of the last micro-batch and of all of them.
+        others = [_copied(largest, args.device) for _ in range(args.gradient_accumulation_steps)]
+        held = [*others, torch.zeros(2, device=args.device)]
 
-        def step(batches: list[Any]) -> None:
-            used = batches[: min(num_batches, _MOST_MICRO_BATCHES)]
+        def step(held: dict[str, Any]) -> None:
+            used = [held["batch"]] * num_micro_batches
             micro_batches, num_items = trainer.get_batch_samples(iter(used), len(used), args.device)
             trainer.current_gradient_accumulation_steps = len(micro_batches)
             for micro_batch in micro_batches:
@@ -69,8 +70,14 @@ class MemfitCallback(TrainerCallback):
                 trainer.accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
 
         with _kept_counters(trainer):
-            self.fitted = fit(
-                model, batches, step=step, optimizer=kwargs["optimizer"], budget=self._budget, **self._options
+            self.fitted = fit_sizes(
+                model,
+                {"batch": _copied(smallest, args.device), "held": held},
+                {"batch": _copied(largest, args.device), "held": held},
+                step=step,
+                optimizer=kwargs["optimizer"],
+                budget=self._budget,
+                **self._options,
             )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

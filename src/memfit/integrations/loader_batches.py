@@ -1,4 +1,4 @@
-"""The largest of a data loader's first batches, taken without changing what training will see."""
+"""The first batches of a data loader, taken without changing what training will see, and fitting a model to them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import distributed, nn
 
 from memfit.capture.state.random_states import kept_random_states
+from memfit.capture.step_arguments import StepArguments, StepFunction
 from memfit.errors import InvalidParameterError
+from memfit.fitted import Fitted
+from memfit.fitting import fit
 from memfit.runtime.applying.batch_tensors import tensors_of
+from memfit.sizes.batch_form import BatchForm
 
 _NUM_BATCHES = 8
 
 
-def largest_first_batch(loader: Iterable[Any]) -> Any:
-    """Return the batch with the most elements among the first few of ``loader``.
+def smallest_and_largest(loader: Iterable[Any]) -> tuple[Any, Any]:
+    """Return the batches with the fewest and with the most elements among the first few of ``loader``.
 
     Random number generators, and the counters and generators of torch's data loaders and samplers, are left as they
     were. A data set that can be iterated once only is not.
@@ -28,7 +33,27 @@ def largest_first_batch(loader: Iterable[Any]) -> Any:
         batches = list(islice(loader, _NUM_BATCHES))
     if not batches:
         raise InvalidParameterError("the training data loader has no batches, so that no step can be measured")
-    return max(batches, key=_num_elements)
+    return min(batches, key=_num_elements), max(batches, key=_num_elements)
+
+
+def fit_sizes(model: nn.Module, smallest: Any, largest: Any, *, step: StepFunction, **options: Any) -> Fitted:
+    """Fit ``model`` to batches of every size up to the ``largest``, where that and the ``smallest`` differ in sizes.
+
+    To the largest alone where they do not differ, differ in other ways, or where blocks are compiled. Processes of one
+    job see batches of different sizes, and would not measure equally often; they plan for the largest, too.
+    """
+    is_one_of_several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    if options["compile"] or is_one_of_several or not _differ_in_sizes(smallest, largest, step):
+        return fit(model, largest, step=step, **options)
+    return fit(model, batches=[smallest, largest], step=step, **options)
+
+
+def _differ_in_sizes(smallest: Any, largest: Any, step: StepFunction) -> bool:
+    try:
+        BatchForm(StepArguments(largest, step=step), [smallest, largest])
+    except InvalidParameterError:
+        return False
+    return True
 
 
 def _num_elements(batch: Any) -> int:
