@@ -11,7 +11,7 @@ from torch import nn
 from memfit.errors import InvalidParameterError
 
 # DDP builds its buckets anew after the first step, FSDP2 allocates its buffers in the first; then nothing changes.
-_STEPS_UNTIL_SETTLED = 3
+STEPS_UNTIL_SETTLED = 3
 
 
 def bare_model(model: nn.Module) -> nn.Module:
@@ -33,7 +33,7 @@ def class_without_fsdp(module: nn.Module) -> type:
 
 def num_warm_up_steps(model: nn.Module) -> int:
     """Return how many steps it takes until each step allocates what the one before it did."""
-    return _STEPS_UNTIL_SETTLED if ddp_modules(model) or fsdp_modules(model) else 1
+    return STEPS_UNTIL_SETTLED if ddp_modules(model) or fsdp_modules(model) else 1
 
 
 def ddp_modules(model: nn.Module) -> list[Any]:

@@ -6,24 +6,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
-from memfit.errors import InvalidParameterError
 from memfit.fitted import Fitted
-from memfit.fitting import fit
-from memfit.integrations.first_batches import largest_first_batch
+from memfit.integrations.loader_batches import fit_sizes, smallest_and_largest
 from memfit.planning.budgets import BudgetLike, HostBudgetLike
+
+# Numbers on the device: the losses that the loop keeps, and what training_step logs.
+_MOST_LOGGED = 16
 
 
 class MemfitCallback(Callback):
     """Fits the module's training step into ``budget`` when training starts.
 
     ``Trainer(..., callbacks=[MemfitCallback("20GiB")])``. The step that is measured is the module's ``training_step``
-    on the largest of its first batches, in the precision of the trainer and in the order of automatic optimization: the
-    gradients of the last step exist until the loss of the next one is computed. ``budget``, ``host_budget``,
-    ``compile`` and ``chunk_loss`` are as for `memfit.fit`. Modules with manual optimization call `memfit.fit` with
-    ``step=`` themselves.
+    in the precision of the trainer and, unless it optimizes by itself, in the order of automatic optimization: the
+    gradients of the last step exist until the loss of the next one is computed. The plan is for the largest of the
+    first batches; where these differ in sizes, each forward pass runs by a plan for its size, and larger batches are
+    planned for when they come. ``budget``, ``host_budget``, ``compile`` and ``chunk_loss`` are as for `memfit.fit`.
 
     ``fitted`` is the result once training has started. The plan is taken off the model when training ends.
     """
@@ -42,16 +44,14 @@ class MemfitCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Profile, plan, verify and apply, before the first step."""
-        if not pl_module.automatic_optimization:
-            raise InvalidParameterError(
-                f"{type(pl_module).__name__} has automatic_optimization=False, so that only its training_step knows "
-                "when gradients exist; call memfit.fit(model, batch, step=..., budget=...) in on_train_start() instead"
-            )
-        batch = _on_device(largest_first_batch(trainer.train_dataloader), pl_module)
-        optimizer = trainer.optimizers[0] if trainer.optimizers else None
+        smallest, largest = smallest_and_largest(trainer.train_dataloader)
+        optimizer = trainer.optimizers[0] if trainer.optimizers and pl_module.automatic_optimization else None
+        held = torch.zeros(_MOST_LOGGED, device=pl_module.device)
 
-        def step(batch: Any) -> None:
-            output = trainer.strategy.training_step(batch, 0)
+        def step(held: dict[str, Any]) -> None:
+            output = trainer.strategy.training_step(held["batch"], 0)
+            if not pl_module.automatic_optimization:
+                return
             loss = output["loss"] if isinstance(output, Mapping) else output
             if trainer.accumulate_grad_batches == 1 and optimizer is not None:
                 optimizer.zero_grad()
@@ -62,9 +62,10 @@ class MemfitCallback(Callback):
                 )
 
         with _logging_as_in_a_step(trainer, pl_module):
-            self.fitted = fit(
+            self.fitted = fit_sizes(
                 _planned_module(pl_module),
-                batch,
+                {"batch": _on_device(smallest, trainer, pl_module), "held": held},
+                {"batch": _on_device(largest, trainer, pl_module), "held": held},
                 step=step,
                 optimizer=optimizer,
                 gradients="kept",
@@ -78,7 +79,8 @@ class MemfitCallback(Callback):
             self.fitted.remove()
 
 
-def _on_device(batch: Any, pl_module: LightningModule) -> Any:
+def _on_device(batch: Any, trainer: Any, pl_module: LightningModule) -> Any:
+    batch = trainer.precision_plugin.convert_input(batch)
     batch = pl_module.on_before_batch_transfer(batch, 0)
     batch = pl_module.transfer_batch_to_device(batch, pl_module.device, 0)
     return pl_module.on_after_batch_transfer(batch, 0)

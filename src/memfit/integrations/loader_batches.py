@@ -45,7 +45,12 @@ def fit_sizes(model: nn.Module, smallest: Any, largest: Any, *, step: StepFuncti
     is_one_of_several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
     if options["compile"] or is_one_of_several or not _differ_in_sizes(smallest, largest, step):
         return fit(model, largest, step=step, **options)
-    return fit(model, batches=[smallest, largest], step=step, **options)
+    fitted = fit(model, batches=[smallest, largest], step=step, **options)
+    if fitted.profile.inputs:
+        return fitted
+    # The step calls parts of the model and never the model itself, which is where plans are chosen by size.
+    fitted.remove()
+    return fit(model, largest, step=step, **options)
 
 
 def _differ_in_sizes(smallest: Any, largest: Any, step: StepFunction) -> bool:

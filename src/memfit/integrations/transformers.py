@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -28,9 +25,10 @@ class MemfitCallback(TrainerCallback):
 
     ``Trainer(..., callbacks=[MemfitCallback("20GiB")])``. The step that is measured is the trainer's own: its
     ``training_step`` (and so its ``compute_loss``, autocast, label smoother and micro-batches), the clipping of
-    gradients and its optimizer, on the largest of its first batches. Give the largest batch that occurs a place among
-    the first (``group_by_length`` does so). Gradient checkpointing is switched off, with a warning: the plan decides
-    what is recomputed. ``budget``, ``host_budget``, ``compile`` and ``chunk_loss`` are as for `memfit.fit`.
+    gradients and its optimizer. The plan is for the largest of the first batches; where these differ in sizes, each
+    forward pass runs by a plan for its size, and larger batches are planned for when they come. Gradient checkpointing
+    is switched off, with a warning: the plan decides what is recomputed. ``budget``, ``host_budget``, ``compile`` and
+    ``chunk_loss`` are as for `memfit.fit`.
 
     ``fitted`` is the result once training has begun. The plan is taken off the model when training ends.
     """
@@ -69,16 +67,15 @@ class MemfitCallback(TrainerCallback):
             if args.max_grad_norm:
                 trainer.accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
 
-        with _kept_counters(trainer):
-            self.fitted = fit_sizes(
-                model,
-                {"batch": _copied(smallest, args.device), "held": held},
-                {"batch": _copied(largest, args.device), "held": held},
-                step=step,
-                optimizer=kwargs["optimizer"],
-                budget=self._budget,
-                **self._options,
-            )
+        self.fitted = fit_sizes(
+            model,
+            {"batch": _copied(smallest, args.device), "held": held},
+            {"batch": _copied(largest, args.device), "held": held},
+            step=step,
+            optimizer=kwargs["optimizer"],
+            budget=self._budget,
+            **self._options,
+        )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the plan off the model."""
@@ -122,21 +119,3 @@ def _copied(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Mapping):
         batch = dict(batch)
     return tree_map(lambda entry: entry.to(device, copy=True) if isinstance(entry, torch.Tensor) else entry, batch)
-
-
-@contextmanager
-def _kept_counters(trainer: Any) -> Iterator[None]:
-    """Put back the numbers and the metrics that a trainer's ``compute_loss`` adds to."""
-    before = {name: copy.deepcopy(value) for name, value in vars(trainer).items() if _is_plain(value)}
-    try:
-        yield
-    finally:
-        vars(trainer).update(before)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (dict, defaultdict)):
-        return all(_is_plain(entry) for entry in value.values())
-    if isinstance(value, (list, tuple, deque, set)):
-        return all(_is_plain(entry) for entry in value)
-    return value is None or isinstance(value, (bool, int, float, str))

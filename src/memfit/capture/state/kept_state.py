@@ -18,7 +18,7 @@ from memfit.capture.state.reached_objects import ReachedObjects
 from memfit.capture.step_arguments import innermost_optimizer, optimizers_within, refuse_optimizer_with_closures
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.local_tensors import has_dtensor, is_dtensor
-from memfit.distributed.wrapped_models import num_warm_up_steps
+from memfit.distributed.wrapped_models import STEPS_UNTIL_SETTLED, num_warm_up_steps
 from memfit.runtime.applying.batch_tensors import tensors_of
 from memfit.runtime.engine.call_arguments import is_strided, tensors_in, written_tensors
 from memfit.runtime.engine.op_rules import Treatment, rule_for
@@ -209,7 +209,10 @@ class KeptState:
         finally:
             hook.remove()
         self._steps_optimizers |= num_steps > 0 and self._step.arguments.step is not None
-        self._step.runs_collectives |= writes.met_collectives
+        if writes.met_collectives:
+            # What stands around the model may be out of sight.
+            self._step.runs_collectives = True
+            self._num_runs_to_watch = max(self._num_runs_to_watch, STEPS_UNTIL_SETTLED)
         if len(self._writes) == 1 and num_steps > 1 and self._step.arguments.step is not None:
             # The optimizers' state was made in this run; the next one writes it.
             self._num_runs_to_watch += 1

@@ -83,7 +83,8 @@ class ReachedObjects:
                 self._waiting.extend(entry.values() if name == "_modules" else (entry,))
 
     def _visit_function(self, function: FunctionType) -> None:
-        if str(function.__module__).partition(".")[0] in ("torch", "memfit"):
+        module = str(function.__module__)
+        if module.partition(".")[0] in ("torch", "memfit") and not module.startswith("memfit.integrations."):
             return
         for cell in function.__closure__ or ():
             self._cells.append(cell)
