@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from memfit.errors import InvalidParameterError
 
@@ -16,7 +18,7 @@ STEPS_UNTIL_SETTLED = 3
 
 def bare_model(model: nn.Module) -> nn.Module:
     """Return the model inside DDP; ``model`` itself if it is not in DDP."""
-    while _is_ddp(model):
+    while is_ddp(model):
         model = cast(nn.Module, model.module)
     return model
 
@@ -38,7 +40,19 @@ def num_warm_up_steps(model: nn.Module) -> int:
 
 def ddp_modules(model: nn.Module) -> list[Any]:
     """Return the DDP modules of ``model``, itself included."""
-    return [module for module in model.modules() if _is_ddp(module)]
+    return [module for module in model.modules() if is_ddp(module)]
+
+
+def is_map_of_used_parameters(tensor: Tensor, ddp: Iterable[Any]) -> bool:
+    """Return whether ``tensor`` is of a map in which one of the ``ddp`` modules notes what parameters have gradients.
+
+    With a static graph it does so in its first step, and reads the map in all later ones. Only C++ has the map, which
+    is known by its size.
+    """
+    if tensor.dtype is not torch.int32:
+        return False
+    num_elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return any(num_elements == sum(each.requires_grad for each in module.module.parameters()) for module in ddp)
 
 
 def fsdp_modules(model: nn.Module | None) -> list[Any]:
@@ -67,7 +81,8 @@ def warn_of_dtensors(model: nn.Module) -> None:
     )
 
 
-def _is_ddp(module: Any) -> bool:
+def is_ddp(module: Any) -> bool:
+    """Return whether ``module`` is a DDP module."""
     ddp = _class_in("torch.nn.parallel", "DistributedDataParallel")
     return ddp is not None and isinstance(module, ddp)
 

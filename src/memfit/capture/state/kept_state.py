@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,12 @@ from memfit.capture.state.reached_objects import ReachedObjects
 from memfit.capture.step_arguments import innermost_optimizer, optimizers_within, refuse_optimizer_with_closures
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.local_tensors import has_dtensor, is_dtensor
-from memfit.distributed.wrapped_models import STEPS_UNTIL_SETTLED, num_warm_up_steps
+from memfit.distributed.wrapped_models import (
+    STEPS_UNTIL_SETTLED,
+    is_ddp,
+    is_map_of_used_parameters,
+    num_warm_up_steps,
+)
 from memfit.runtime.applying.batch_tensors import tensors_of
 from memfit.runtime.engine.call_arguments import is_strided, tensors_in, written_tensors
 from memfit.runtime.engine.op_rules import Treatment, rule_for
@@ -53,6 +58,8 @@ class KeptState:
         self._leaves = _leaves_of(step)
         arguments = step.arguments
         self._reached = ReachedObjects([step.model, arguments.loss, arguments.step, *optimizers_within(step.optimizer)])
+        modules = {id(module): module for module in (*step.model.modules(), *self._reached.modules)}
+        self._modules = list(modules.values())
         self._optimizers = {id(optimizer): optimizer for optimizer in self._reached.optimizers}
         self._optimizer_states: list[AttributeSnapshot] = []
         self._writes: list[_FirstWrites] = []
@@ -150,8 +157,8 @@ class KeptState:
         self._seed()
 
     def _snapshot(self) -> AttributeSnapshot:
-        modules = {id(module): module for module in (*self._step.model.modules(), *self._reached.modules)}
-        attributes = [*map(vars, modules.values()), *self._reached.holders]
+        # What DDP knows in Python of its steps goes with what it knows in C++, which goes on.
+        attributes = [vars(module) for module in self._modules if not is_ddp(module)] + self._reached.holders
         for optimizer in self._optimizers.values():
             attributes += [vars(optimizer), *_groups_of(optimizer)]
         return AttributeSnapshot(attributes, but=[_state_of(optimizer) for optimizer in self._optimizers.values()])
@@ -188,7 +195,7 @@ class KeptState:
             return
         self._num_watched_runs += 1
         if not self._writes:
-            self._writes.append(_FirstWrites())
+            self._writes.append(self._first_writes())
         writes = self._writes[-1]
         num_steps = 0
 
@@ -216,7 +223,10 @@ class KeptState:
         if len(self._writes) == 1 and num_steps > 1 and self._step.arguments.step is not None:
             # The optimizers' state was made in this run; the next one writes it.
             self._num_runs_to_watch += 1
-            self._writes.append(_FirstWrites())
+            self._writes.append(self._first_writes())
+
+    def _first_writes(self) -> _FirstWrites:
+        return _FirstWrites([module for module in self._modules if is_ddp(module)])
 
 
 def _groups_of(optimizer: Any) -> list[dict[str, Any]]:
@@ -253,8 +263,9 @@ def existed_before(tensor: Tensor) -> bool:
 class _FirstWrites(DispatchMode):
     """Copies each tensor from outside the step before the step's first write to it, and marks all storages it meets."""
 
-    def __init__(self) -> None:
+    def __init__(self, ddp: Sequence[Any]) -> None:
         super().__init__()
+        self._ddp = ddp
         self._made_here = object()
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
@@ -282,7 +293,9 @@ class _FirstWrites(DispatchMode):
         if rule.batch_norm_arguments is not None:
             written = tensors_in([args[place] for place in rule.batch_norm_arguments])
         for tensor in written:
-            if is_strided(tensor) and not self._is_made_here(tensor):
+            if not is_strided(tensor) or is_map_of_used_parameters(tensor, self._ddp):
+                continue
+            if not self._is_made_here(tensor):
                 whole = _whole_storage_of(tensor)
                 self._copies.append((whole, _copied_to_host(whole)))
                 self._mark([tensor], self._made_here, again=True)
