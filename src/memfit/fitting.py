@@ -128,7 +128,7 @@ def fit(
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
         build_engine(shown)
         chosen = _Fitting(training_step, budget, host_budget, shown, chunk_loss=chunk_loss).best(compile)
-    _refuse_broken(chosen.verification)
+    training_step.ranks.decided(lambda: _refuse_broken(chosen.verification))
     _warn_of_surprises(chosen)
     remove(model)
     return Fitted(model, chosen.plan, chosen.profile, chosen.verification)
@@ -209,7 +209,7 @@ class _Fitting:
         profile, plan = choice
         verification = verify_step(self._step, plan, self._progress)
         for _ in range(1, _MOST_PLANS):
-            if verification.within_budget:
+            if all(self._step.ranks.gathered(verification.within_budget)):
                 break
             self._progress.stage("planning again")
             plan = _plan_with_more_room(self._step, profile, plan, verification, self._host_budget)
@@ -356,7 +356,8 @@ def _plan_with_more_room(
 ) -> Plan:
     """Return a plan whose predicted peak leaves room for how far the last one was missed."""
     assert plan.budget_bytes is not None
-    miss_bytes = verification.peak_bytes - plan.predicted_peak_bytes
+    # That of another process may be the one that was missed.
+    miss_bytes = 0 if verification.within_budget else verification.peak_bytes - plan.predicted_peak_bytes
     try:
         tighter = _planned(step, profile, max(0, plan.budget_bytes - miss_bytes), host_budget)
     except InfeasibleBudgetError as error:

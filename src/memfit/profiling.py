@@ -38,7 +38,7 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
         # All processes go on with the profile of the fullest one, so that all try, plan and decide the same.
         fullest = step.ranks.largest(profile, profile.peak_bytes)
         captured = captured._replace(profile=replace(fullest, device=profile.device))
-        completed = step.ranks.agreed(calibrated(captured, step, state))
+        completed = step.ranks.of_model(calibrated(captured, step, state))
         return replace(completed, device=profile.device)
 
 

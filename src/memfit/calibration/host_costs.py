@@ -65,14 +65,15 @@ def with_host_costs(
     profile = replace(profile, host=host)
     # Every second value: where everything is dropped, the engine stays in the host's caches and costs less.
     plan = plan_of_every_second_that_replays(profile)
-    if not plan.recorded_modules:
+    if not any(step.ranks.gathered(plan.recorded_modules)):
         return profile
+    num_rounds = _FEW_ROUNDS if is_device_bound(host, profile.step_seconds) else _MANY_ROUNDS
     plain, recorded = timed_interleaved(
         step,
         torch.device(profile.device),
         state,
         lambda: Applied(step.model, plan, new_tape),
-        num_rounds=_FEW_ROUNDS if is_device_bound(host, profile.step_seconds) else _MANY_ROUNDS,
+        num_rounds=step.ranks.agreed(num_rounds),
     )
     host = replace(host, forward=plain.forward_launched, backward=plain.backward_launched)
     profile = with_fitted_host_costs(

@@ -68,14 +68,14 @@ def _tried(
     values: set[int] = set()
     for _ in range(_MAX_TRIALS):
         plan = plan_for(profile)
-        if not plan.recorded_modules:
+        if not any(step.ranks.gathered(plan.recorded_modules)):
             return profile
         differing: set[OpOutput] = set()
         with state.kept(), Applied(step.model, plan, functools.partial(tape, differing)):
             step.run_forward_and_backward()
         differing = set().union(*step.ranks.gathered(differing))
         values = _values_of(profile, differing, plan)
-        if not values:
+        if not any(step.ranks.gathered(bool(values))):
             return profile
         profile = _marked(profile, _first_among(values, profile))
     return _marked(profile, values)

@@ -65,6 +65,7 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
     while not state.is_warm:
         with state.kept(), noting_inputs(step.model) as inputs:
             step.run()
+    step.have_one_model = len(set(step.ranks.gathered(fingerprint_of(step.model)))) == 1
     with state.kept():
         before = random_states()
         recording, called = record_step(step, device, existed_before)
@@ -73,7 +74,8 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
     if variants.notes:
         with state.kept():
             recording, called = record_step(step, device, existed_before)
-    left_bytes = bytes_left_behind(step, state, device) if leaves_something(recording) else 0
+    leaves = any(step.ranks.gathered(leaves_something(recording)))
+    left_bytes = bytes_left_behind(step, state, device) if leaves else 0
     if recording.has_dtensors:
         warn_of_dtensors(step.model)
     with state.kept(), no_garbage_collection():

@@ -40,6 +40,8 @@ class TrainingStep:
         self.warns = warns
         # Whether a run was seen to wait for other processes.
         self.runs_collectives = False
+        # Whether all processes that run the step together have the same model, unlike the stages of a pipeline.
+        self.have_one_model = True
         # Which of the runs that differ is measured: the one with random numbers from this seed, as they are where it is
         # None, after so many other steps.
         self.random_seed: int | None = None
@@ -50,7 +52,7 @@ class TrainingStep:
     @property
     def ranks(self) -> Ranks:
         """The processes that must run the step equally often; those of a bare model are known after its first run."""
-        return ranks_of(self.model, runs_collectives=self.runs_collectives)
+        return ranks_of(self.model, runs_collectives=self.runs_collectives, have_one_model=self.have_one_model)
 
     @property
     def batch(self) -> Any:

@@ -18,11 +18,13 @@ class Ranks:
     """The processes of ``groups``; this process alone where there are none.
 
     Several groups are the dimensions of a device mesh, in order. All processes must make the same calls in the same
-    order: each is a collective.
+    order: each is a collective. Where they do not have the same model, as the stages of a pipeline, each has profiles
+    and plans of its own, and they agree only on how often and whether to run.
     """
 
-    def __init__(self, groups: tuple[Any, ...] = ()) -> None:
+    def __init__(self, groups: tuple[Any, ...] = (), *, have_one_model: bool = True) -> None:
         self._groups = groups
+        self._have_one_model = have_one_model
 
     @property
     def are_several(self) -> bool:
@@ -37,22 +39,32 @@ class Ranks:
             value = box[0]
         return value
 
+    def of_model(self, value: _T) -> _T:
+        """Return the ``value`` of the first process; this one's where their models differ."""
+        return self.agreed(value) if self._have_one_model else value
+
     def decided(self, decide: Callable[[], _T]) -> _T:
-        """Return what ``decide()`` returns in the first process, or raise the MemfitError that it raises there."""
+        """Return what ``decide()`` returns in the first process, or raise the MemfitError that it raises there.
+
+        Where the models differ, each process decides for its own, and all raise if one does.
+        """
         decision: _T | None = None
         error: MemfitError | None = None
-        if all(group.rank() == 0 for group in self._groups):
+        if not self._have_one_model or all(group.rank() == 0 for group in self._groups):
             try:
                 decision = decide()
             except MemfitError as raised:
                 error = raised
-        decision, error = self.agreed((decision, error))
-        if error is not None:
-            raise error
+        decision = self.of_model(decision)
+        errors = [each for each in self.gathered(error) if each is not None]
+        if errors:
+            raise error or errors[0]
         return cast("_T", decision)
 
     def largest(self, value: _T, size: int) -> _T:
-        """Return the ``value`` of the process with the largest ``size``, of the first one among several."""
+        """Return the ``value`` of the process with the largest ``size``; this one's where their models differ."""
+        if not self._have_one_model:
+            return value
         for group in self._groups:
             sizes = [0] * group.size()
             distributed.all_gather_object(sizes, size, group=group)
@@ -71,7 +83,7 @@ class Ranks:
         return values
 
 
-def ranks_of(model: nn.Module, *, runs_collectives: bool = False) -> Ranks:
+def ranks_of(model: nn.Module, *, runs_collectives: bool = False, have_one_model: bool = True) -> Ranks:
     """Return the processes that run the collectives of ``model``, which must be wrapped already.
 
     With ``runs_collectives``, a model without a wrapper belongs to all processes: its step was seen to run some.
@@ -86,4 +98,4 @@ def ranks_of(model: nn.Module, *, runs_collectives: bool = False) -> Ranks:
     groups = [module.process_group for module in ddp_modules(model)]
     if groups:
         return Ranks((groups[0],))
-    return Ranks((distributed.group.WORLD,)) if runs_collectives else Ranks()
+    return Ranks((distributed.group.WORLD,), have_one_model=have_one_model) if runs_collectives else Ranks()

@@ -58,14 +58,21 @@ def verify_step(step: TrainingStep, plan: Plan, progress: Progress | None = None
     with plans_set_aside(step.model):
         # Outside of the handlers, because an error under way keeps alive what the failed step had made.
         with suppress(torch.OutOfMemoryError):
-            return worst_of(step.ranks.gathered(_compared(step, plan, shown)))
+            return _reduced(step, _compared(step, plan, shown))
         # Then the plan is the only way to run this model here, and it is still worth knowing that it does.
         with suppress(torch.OutOfMemoryError):
-            return worst_of(step.ranks.gathered(_planned_alone(step, plan, shown)))
+            return _reduced(step, _planned_alone(step, plan, shown))
     raise VerificationError(
         "the planned step does not fit the device, though its plan predicts a peak of "
         f"{format_bytes(plan.predicted_peak_bytes)}; plan for a smaller budget"
     )
+
+
+def _reduced(step: TrainingStep, verification: Verification) -> Verification:
+    """Return what holds for all processes; for this one where each has a model of its own, as a pipeline's stages."""
+    verifications = step.ranks.gathered(verification)
+    have_one_model = len({each.fingerprint for each in verifications}) == 1
+    return worst_of(verifications) if have_one_model else verification
 
 
 def faster_of(step: TrainingStep, plans: Sequence[Plan], progress: Progress) -> int:
