@@ -5,7 +5,7 @@ python examples/lightning_module.py        # needs lightning
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import lightning.pytorch as lightning
@@ -47,7 +47,11 @@ class Regression(lightning.LightningModule):
 
 
 def train(
-    module: Regression, callbacks: Sequence[lightning.Callback], checkpoint: str | None = None, **options: Any
+    module: Regression,
+    callbacks: Sequence[lightning.Callback],
+    checkpoint: str | None = None,
+    loader: Iterable[Tensor] | None = None,
+    **options: Any,
 ) -> Regression:
     """Train ``module`` from the same weights on the same numbers every time, or from ``checkpoint``, and return it."""
     torch.manual_seed(0)
@@ -62,7 +66,7 @@ def train(
         enable_model_summary=False,
         **{"max_steps": 6, "enable_checkpointing": False, **options},
     )
-    loader = torch.utils.data.DataLoader(torch.randn(512, 16), batch_size=64)
+    loader = loader or torch.utils.data.DataLoader(torch.randn(512, 16), batch_size=64)
     trainer.fit(module, loader, ckpt_path=checkpoint)
     return module
 

@@ -30,19 +30,20 @@ def new_trainer(folder: str, callbacks: Sequence[TrainerCallback], **options: ob
     """Return a trainer of a small Llama, always from the same weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2, vocab_size=64, use_cache=False
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64, use_cache=False
     )
     arguments = {"max_steps": 5, "per_device_train_batch_size": 4, "logging_steps": 1, **options}
     return Trainer(
         LlamaForCausalLM(config),
         TrainingArguments(folder, report_to=[], use_cpu=True, disable_tqdm=True, **arguments),
         train_dataset=Sentences(),
+        eval_dataset=Sentences(),
         callbacks=list(callbacks),
     )
 
 
 def main() -> None:
-    callback = MemfitCallback("2500KiB")
+    callback = MemfitCallback("1900KiB")
     with tempfile.TemporaryDirectory() as folder:
         new_trainer(folder, [callback]).train()
     print(callback.fitted)

@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 NEEDS = {
     "lora": ("transformers", "peft"),
     "transformers_trainer": ("transformers", "accelerate"),
+    "trl_trainers": ("trl",),
     "accelerate_loop": ("accelerate",),
     "lightning_module": ("lightning",),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 pytest.importorskip("lightning")
 
 import lightning.pytorch as lightning
-from examples.lightning_module import Regression, train
+import torch
+from examples.lightning_module import Block, Regression, train
 from tests.integrations.step_peaks import StepPeaks
+from torch import Tensor, nn
 
-from memfit.errors import InvalidParameterError
 from memfit.integrations.lightning import MemfitCallback
 
 # torch and the frameworks warn of each other.
@@ -37,21 +39,6 @@ class Watched(lightning.Callback):
         self.step_peaks.end()
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_ten_steps_are_those_of_plain_training_and_each_is_within_the_budget(accumulate: int) -> None:
-    options = {"max_steps": 10, "accumulate_grad_batches": accumulate, "gradient_clip_val": 1.0, "max_epochs": -1}
-    plain_peaks = Watched()
-    plain = train(Regression(), [plain_peaks], **options)
-    budget_bytes = 85 * max(plain_peaks.step_peaks.peaks) // 100
-    callback, watched = MemfitCallback(budget_bytes), Watched()
-    fitted = train(Regression(), [callback, watched], **options)
-    assert fitted.losses == plain.losses
-    assert len(fitted.losses) == 10 * accumulate
-    assert callback.fitted is not None
-    assert callback.fitted.verification.gradients_equal
-    assert max(watched.step_peaks.peaks) <= budget_bytes
-
-
 def test_training_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     checkpoint = lightning.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=2)
     train(Regression(), [MemfitCallback(BUDGET), checkpoint], max_steps=2, enable_checkpointing=True)
@@ -63,11 +50,70 @@ def test_training_resumes_from_a_checkpoint(tmp_path: Path) -> None:
 
 
 class ByHand(Regression):
+    """Two optimizers, a schedule that counts its steps, and a list that grows with each step."""
+
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
+        self.critic = nn.Sequential(Block(16), nn.Linear(16, 1))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        first, second = self.optimizers()
+        made = self.blocks(batch)
+        second.zero_grad()
+        self.manual_backward((self.critic(made.detach()) - self.critic(batch)).mean())
+        second.step()
+        first.zero_grad()
+        loss = -self.critic(made).mean()
+        self.manual_backward(loss)
+        first.step()
+        self.lr_schedulers().step()
+        self.losses.append(loss.item())
+
+    def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None: ...
+
+    def configure_optimizers(self) -> Any:
+        optimizers = torch.optim.Adam(self.blocks.parameters()), torch.optim.SGD(self.critic.parameters(), lr=0.1)
+        return list(optimizers), [torch.optim.lr_scheduler.OneCycleLR(optimizers[0], 0.1, total_steps=11)]
 
 
-def test_manual_optimization_is_refused_with_what_to_do() -> None:
-    with pytest.raises(InvalidParameterError, match=r"step=\.\.\."):
-        train(ByHand(), [MemfitCallback(BUDGET)])
+class Lengths(torch.utils.data.Dataset[Tensor]):
+    """Batches of two sizes, and larger ones after those that are looked at before training."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> Tensor:
+        num_rows = 16 + index % 2 * 8 if index < 8 else 64
+        return torch.randn(num_rows, 16, generator=torch.Generator().manual_seed(index))
+
+
+def losses_both_ways(make: Callable[[], Regression], share: float, **options: Any) -> list[float]:
+    """Train plainly and within ``share`` of the peak of that; check that losses agree and each step is within it."""
+    plain_peaks = Watched()
+    plain = train(make(), [plain_peaks], **options)
+    budget_bytes = int(share * max(plain_peaks.step_peaks.peaks))
+    callback, watched = MemfitCallback(budget_bytes), Watched()
+    fitted = train(make(), [callback, watched], **options)
+    assert fitted.losses == plain.losses
+    assert all(map(torch.equal, fitted.parameters(), plain.parameters()))
+    assert callback.fitted is not None
+    assert callback.fitted.verification.gradients_equal
+    assert max(watched.step_peaks.peaks) <= budget_bytes
+    return plain.losses
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "precision": "bf16-mixed"}], ids=str)
+def test_ten_steps_are_those_of_plain_training_and_each_is_within_the_budget(options: dict[str, Any]) -> None:
+    options = {"max_steps": 10, "max_epochs": -1, "gradient_clip_val": 1.0, **options}
+    assert len(losses_both_ways(Regression, 0.9, **options)) == 10 * options.get("accumulate_grad_batches", 1)
+
+
+def test_manual_optimization_with_several_optimizers_is_measured_as_it_is() -> None:
+    assert len(losses_both_ways(ByHand, 0.9, max_steps=20, max_epochs=-1)) == 10
+
+
+def test_larger_batches_are_planned_for_when_they_come() -> None:
+    loader = torch.utils.data.DataLoader(Lengths(), batch_size=None)
+    with pytest.warns(UserWarning, match="a batch of size 64 is larger than the largest that was planned for"):
+        losses_both_ways(Regression, 0.9, max_steps=10, loader=loader)
