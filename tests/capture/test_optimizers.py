@@ -16,6 +16,12 @@ from memfit.capture.recording.plain_timeline import plain_timeline_bytes
 from memfit.graph.model_profile import Phase
 
 NewOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+
+
+def muon(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Muon([parameter for parameter in parameters if parameter.ndim == 2], lr=0.1)
+
+
 OPTIMIZERS: dict[str, NewOptimizer] = {
     "sgd": partial(torch.optim.SGD, lr=0.1),
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
@@ -23,6 +29,7 @@ OPTIMIZERS: dict[str, NewOptimizer] = {
     "adamw-foreach": partial(torch.optim.AdamW, lr=0.1, foreach=True),
     "adamw-fused": partial(torch.optim.AdamW, lr=0.1, fused=True),
     "adafactor": torch.optim.Adafactor,
+    "muon": muon,
     "rmsprop-centered": partial(torch.optim.RMSprop, lr=0.1, centered=True),
 }
 
@@ -89,6 +96,34 @@ def test_a_step_that_raises_leaves_the_optimizer_as_it_was() -> None:
     handle.remove()
     assert not optimizer.state
     assert_same(before, dict(leaves("model", dict(model.state_dict()))))
+
+
+def test_an_optimizer_that_calls_a_closure_as_often_as_it_likes_is_refused_also_inside_a_step() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def closure() -> Tensor:
+        loss = model(torch.ones(1, 2)).sum()
+        loss.backward()
+        return loss
+
+    before = dict(model.state_dict())
+    for arguments in ({"loss": torch.sum, "optimizer": optimizer}, {"step": lambda _: optimizer.step(closure)}):
+        with pytest.raises(memfit.InvalidParameterError, match=r"LBFGS.step\(\) needs a closure"):
+            memfit.profile(model, torch.ones(1, 2), **arguments)
+    assert not optimizer.state
+    assert_same(dict(leaves("model", before)), dict(leaves("model", dict(model.state_dict()))))
+
+
+def test_a_wrapped_optimizers_state_counts_on_fake_tensors_too() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, batch = nn.Linear(8, 4, bias=False), torch.ones(2, 8)
+    wrapper = accelerate.Accelerator(cpu=True).prepare(torch.optim.AdamW(model.parameters()))
+    found = []
+    for mode in ("real", "fake"):
+        profile = memfit.profile(model, batch, step=lambda x: model(x).sum().backward(), optimizer=wrapper, mode=mode)
+        found.append(sum(value.num_bytes for value in profile.values if value.name.startswith("optimizer state")))
+    assert found == [4 + 2 * 4 * 32] * 2
 
 
 def test_an_optimizer_of_another_kind_is_refused() -> None:

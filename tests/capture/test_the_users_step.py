@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,6 +75,8 @@ def scheduler() -> Setup:
     optimizer = torch.optim.AdamW(model.parameters())
     # It refuses a fourth step.
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=4)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
 
     def step(batch: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -80,9 +84,11 @@ def scheduler() -> Setup:
         loss.backward()
         optimizer.step()
         schedule.step()
+        plateau.step(float(loss.detach()))
+        average.update_parameters(model)
         return loss
 
-    return stepping(model, step, optimizer, others=[schedule])
+    return stepping(model, step, optimizer, others=[schedule, plateau, average])
 
 
 def accumulation() -> Setup:
@@ -184,23 +190,80 @@ def optimizer_in_backward() -> Setup:
     return Setup(model, batch, train, given, list(optimizers.values()))
 
 
-class Wrapper:
-    """What frameworks put around an optimizer, with a state of its own."""
+class Lookahead:
+    """A wrapper of an optimizer whose own weights follow in every second step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.num_steps = 0
+        self.weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        self.slow = [weight.detach().clone() for weight in self.weights]
 
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
     def step(self) -> None:
-        self.num_steps += 1
         self.optimizer.step()
+        self.num_steps += 1
+        if self.num_steps % 2 == 0:
+            for weight, slow in zip(self.weights, self.slow, strict=True):
+                weight.copy_(slow.lerp_(weight, 0.5))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_steps": self.num_steps, "slow": self.slow}
 
 
 def wrapped_optimizer() -> Setup:
-    setup = with_loss()
-    (optimizer,) = setup.optimizers
-    wrapper = Wrapper(optimizer)
-    return Setup(setup.model, setup.batch, setup.train, {**setup.arguments, "optimizer": wrapper}, [optimizer, wrapper])
+    model, batch = network(), rows()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    wrapper = Lookahead(optimizer)
+
+    def train() -> Tensor:
+        loss = model(batch).square().mean()
+        wrapper.zero_grad()
+        loss.backward()
+        wrapper.step()
+        return loss
+
+    arguments = {"loss": lambda output: output.square().mean(), "optimizer": wrapper}
+    return Setup(model, batch, train, arguments, [optimizer, wrapper])
+
+
+class ByChance(nn.Module):
+    """Counts its calls by chance, each second one, and by chance also shrinks its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("counts", torch.zeros(3))
+        self.num_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += 1
+        with torch.no_grad():
+            self.counts[0] += self.num_calls % 2 == 0
+            if random.random() < 0.3:
+                self.counts[1] += 1
+            if torch.rand(()).item() < 0.3:
+                self.counts[2] += 1
+                self.linear.weight.mul_(0.99)
+        return nn.functional.gelu(self.linear(x))
+
+
+def by_chance() -> Setup:
+    model, batch = nn.Sequential(*(ByChance() for _ in range(3))), rows()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def train() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    arguments = {"loss": lambda output: output.square().mean(), "optimizer": optimizer}
+    return Setup(model, batch, train, arguments, [optimizer])
 
 
 def accelerate_optimizer() -> Setup:
@@ -220,12 +283,14 @@ SETUPS = [
     autocast_and_scaler,
     optimizer_in_backward,
     wrapped_optimizer,
+    by_chance,
     accelerate_optimizer,
 ]
 
 
 def built(make: Callable[[], Setup]) -> Setup:
     torch.manual_seed(0)
+    random.seed(0)
     return make()
 
 
@@ -240,9 +305,10 @@ def flat_state(value: Any) -> list[Any]:
 def state_of(setup: Setup) -> list[Any]:
     """Return all that a step may change, as a flat list."""
     states = [setup.model.state_dict(), {name: tensor.grad for name, tensor in setup.model.named_parameters()}]
-    states += [each.num_steps if isinstance(each, Wrapper) else each.state_dict() for each in setup.optimizers]
+    states += [each.state_dict() for each in setup.optimizers]
     states += [other.state_dict() for other in setup.others]
-    return [*flat_state(states), torch.get_rng_state()]
+    states += [getattr(module, "num_calls", None) for module in setup.model.modules()]
+    return [*flat_state(states), torch.get_rng_state(), str(random.getstate()), str(np.random.get_state())]
 
 
 def assert_same(found: list[Any], expected: list[Any]) -> None:
@@ -258,6 +324,7 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 
 def losses_of(setup: Setup, num_steps: int = 2) -> list[float]:
     torch.manual_seed(1)
+    random.seed(1)
     return [float(setup.train().detach()) for _ in range(num_steps)]
 
 
@@ -274,6 +341,7 @@ def test_training_is_bit_identical_after_profiling_and_verifying(make: Callable[
     verification = memfit.verify(ours.model, memfit.plan(profile, strategy=memfit.Full()), ours.batch, **ours.arguments)
     assert_same(state_of(ours), before)
     assert verification.gradients_equal is True
+    assert verification.plain_peak_bytes == profile.peak_bytes
     assert verification.num_gradients is not None
     assert verification.num_gradients >= sum(1 for _ in ours.model.parameters())
     assert losses_of(ours) == losses_of(theirs)

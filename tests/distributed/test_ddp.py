@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.distributed.models import bare, in_ddp, trained
 from tests.distributed.ranks_at_work import RanksAtWork
+from torch import nn
 
 import memfit
 
@@ -42,6 +43,30 @@ def test_ddp_is_fitted_alike_in_all_ranks_for_the_fullest_one_however_slow_one_i
     assert verification.peak_bytes == verification.predicted_peak_bytes
     assert first["losses_agree"]
     assert second["losses_agree"]
+
+
+def train_after_profiling(rank: int) -> list[bool]:
+    """Return, for each kind of DDP, whether training after a profile and with a plan is as without."""
+    kinds: list[dict[str, Any]] = [
+        {"static_graph": True},
+        {"static_graph": True, "gradient_as_bucket_view": True},
+        {"find_unused_parameters": True},
+        {"bucket_cap_mb": 0.001},
+    ]
+    agree = []
+    for kind in kinds:
+        model, batch = bare(rank)
+        plain_losses = trained(nn.parallel.DistributedDataParallel(model, **kind), batch)
+        model = nn.parallel.DistributedDataParallel(bare(rank)[0], **kind)
+        plan = memfit.plan(memfit.profile(model, batch), strategy=memfit.Full())
+        agree.append(memfit.verify(model, plan, batch).holds)
+        with memfit.apply(model, plan):
+            agree.append(trained(model, batch) == plain_losses)
+    return agree
+
+
+def test_every_kind_of_ddp_trains_as_without_memfit(ranks: RanksAtWork) -> None:
+    assert ranks.run(train_after_profiling) == [[True] * 8] * 2
 
 
 def infeasible(rank: int) -> int:

@@ -84,7 +84,10 @@ def choose_variant(
 def _structure(step: TrainingStep, state: KeptState, seed: int | None) -> Structure:
     step.random_seed = seed
     try:
+        # Looking for writes changes which ops run, so that it takes a run of its own.
         with state.kept(may_write_more=True):
+            step.run()
+        with state.kept():
             return structure_of_run(step)
     finally:
         step.random_seed = None
