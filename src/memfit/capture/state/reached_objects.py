@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sysconfig
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import CellType, CodeType, FunctionType, GeneratorType, MethodType
@@ -19,6 +20,7 @@ from memfit.runtime.torch_internals import DataLoaderIterator
 # The nearest objects are looked at, up to so many: a step that refers to its trainer refers to everything.
 _MOST_OBJECTS = 10_000
 _EMPTY = object()
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 class ReachedObjects:
@@ -67,10 +69,21 @@ class ReachedObjects:
         elif kinds_of(type(value)):
             self.holders.append(value)
             if isinstance(value, Mapping):
-                self._waiting.extend(value.values())
+                self._wait_for(value.values())
             elif isinstance(value, (list, tuple, set, frozenset, deque)):
-                self._waiting.extend(value)
-            self._waiting.extend(getattr(value, "__dict__", {}).values())
+                self._wait_for(value)
+            self._wait_for(getattr(value, "__dict__", {}).values())
+
+    def _wait_for(self, entries: Iterable[Any]) -> None:
+        """Visit the entries of an object later, and of functions of installed libraries only what they are bound to.
+
+        Trainers hold many of those, whose modules keep what all programs share and nothing of this training loop.
+        """
+        for entry in entries:
+            if isinstance(entry, MethodType) and _is_of_a_library(entry.__func__):
+                self._waiting.append(entry.__self__)
+            elif not (isinstance(entry, FunctionType) and _is_of_a_library(entry)):
+                self._waiting.append(entry)
 
     def _visit_module(self, module: nn.Module) -> None:
         self.modules.append(module)
@@ -103,6 +116,12 @@ class ReachedObjects:
                 "the batch before, pass it as batch=, and let the function take it as its argument"
             )
         self._waiting.append(value)
+
+
+def _is_of_a_library(function: Any) -> bool:
+    """Return whether ``function`` is in a file of Python or of an installed package."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith(_LIBRARIES)
 
 
 class Bindings:
