@@ -1,8 +1,9 @@
-"""Writes what the documentation shows of the committed results: parts of docs/performance.md, and docs/results.
+"""Writes what the documentation shows of the committed results: parts of pages in docs, and docs/results.
 
     python benchmarks/documentation.py
 
-In docs/performance.md, what stands between two markers of one name is replaced; the rest is left as it is.
+In docs/performance.md, docs/lengths.md and docs/tune.md, what stands between two markers of one name is replaced; the
+rest is left as it is.
 """
 
 from __future__ import annotations
@@ -33,11 +34,21 @@ def written() -> Mapping[Path, str]:
     page = (DOCS / "performance.md").read_text(encoding="utf-8")
     for name, part in parts.items():
         page = replaced(page, name, part)
+    lengths_page = replaced(
+        (DOCS / "lengths.md").read_text(encoding="utf-8"),
+        "lengths",
+        _lengths(_read("lengths-gpt-cpu.json"), _read("lengths-trainer-cpu.json")),
+    )
+    tune_page = replaced(
+        (DOCS / "tune.md").read_text(encoding="utf-8"), "batch sizes", _batch_sizes(_read("batch-sizes-cpu.json"))
+    )
     planning_page = (
         f"# Planning\n\nWritten by `benchmarks/documentation.py`.\n\n{planning.markdown(planning_results)}\n"
     )
     return {
         DOCS / "performance.md": page,
+        DOCS / "lengths.md": lengths_page,
+        DOCS / "tune.md": tune_page,
         DOCS / "results/planning.md": planning_page,
         **{DOCS / f"results/{model.name}.md": page_of(model, DOCS / "images") for model in models},
     }
@@ -74,6 +85,54 @@ def _planning_times(results: Mapping[str, Any]) -> str:
             f"| plan() of a new profile | {' | '.join(format(row['plan_seconds'], '.1f') + ' s' for row in rows)} |",
         ]
     )
+
+
+def _lengths(of_gpt: Mapping[str, Any], of_trainer: Mapping[str, Any]) -> str:
+    def mebibytes(num_bytes: int) -> str:
+        return f"{num_bytes / 2**20:.2f} MiB"
+
+    columns = (of_gpt, of_trainer)
+    rows = {
+        "steps": [format(each["num_steps"], ",") for each in columns],
+        "lengths": [f"{each['shortest']} to {each['longest']}" for each in columns],
+        "longest plain step": [mebibytes(each["longest_plain_bytes"]) for each in columns],
+        "budget": [mebibytes(each["budget_bytes"]) for each in columns],
+        "largest peak": [mebibytes(each["largest_peak_bytes"]) for each in columns],
+        "steps above the budget": [str(each["num_over"]) for each in columns],
+        "gradients that differ from the plain step's": [str(of_gpt["num_lengths_with_other_gradients"]), ""],
+        "weights that differ from plain training's at the end": ["", str(of_trainer["num_different_weights"])],
+        "host time before the first step of a length, at most": [
+            f"{1e3 * of_gpt['most_seconds_before_first_step']:.1f} ms",
+            "",
+        ],
+        "slower than by a plan for the length alone, predicted, at most": [
+            f"{of_gpt['most_points_slower']:.1f} points ({of_gpt['num_lengths_compared']} lengths)",
+            "",
+        ],
+        "`fit` took": [f"{each['fit_seconds']:.0f} s" for each in columns],
+    }
+    lines = ["| | GPT | Qwen3, transformers' Trainer |", "|---|---:|---:|"]
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+    return "\n".join([_machine(of_gpt), "", *lines])
+
+
+def _batch_sizes(results: Mapping[str, Any]) -> str:
+    lines = [
+        "| | budget | chosen size | best of the grid | share of its throughput | peak, share of predicted | took |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, found in results["models"].items():
+        share = f"{found['share_of_best']:.3f} ({found['share_of_best_25']:.3f} to {found['share_of_best_75']:.3f})"
+        lines.append(
+            f"| {name} | {found['budget_bytes'] / 2**20:.1f} MiB | {found['chosen_size']} | {found['best_size']} | "
+            f"{share} | {found['peak_share_of_predicted']:.3f} | {found['tune_seconds']:.0f} s |"
+        )
+    return "\n".join([_machine(results), "", *lines])
+
+
+def _machine(results: Mapping[str, Any]) -> str:
+    facts = results["environment"]
+    return f"{facts['Processor']}, torch {facts['torch']}, Python {facts['Python']}, one thread."
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from memfit.runtime.applying.apply import apply as apply
     from memfit.runtime.applying.apply import remove as remove
     from memfit.runtime.chunked_loss.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
-    from memfit.tuning import Tuned as Tuned
-    from memfit.tuning import TunedSize as TunedSize
-    from memfit.tuning import tune as tune
+    from memfit.tuning.tune import tune as tune
+    from memfit.tuning.tuned import Tuned as Tuned
+    from memfit.tuning.tuned import TunedSize as TunedSize
     from memfit.verification.verifying import verify as verify
 
 _HOME_OF = {
@@ -104,7 +104,8 @@ _HOME_OF = {
     "memfit.verification.verifying": ("verify",),
     "memfit.fitted": ("Fitted",),
     "memfit.fitting": ("fit",),
-    "memfit.tuning": ("Tuned", "TunedSize", "tune"),
+    "memfit.tuning.tune": ("tune",),
+    "memfit.tuning.tuned": ("Tuned", "TunedSize"),
 }
 _MODULE_OF = {name: module for module, names in _HOME_OF.items() for name in names}
 

@@ -91,7 +91,7 @@ class FittedBySize(AppliedBySize, Fitted):
         plans: SizePlans,
         profile: ModelProfile,
         verification: Verification,
-        plan_beyond: Callable[[tuple[Input, ...]], None] | None,
+        plan_beyond: Callable[[tuple[Input, ...]], str | None] | None,
     ) -> None:
         AppliedBySize.__init__(self, model, plans, plan_beyond)
         self.profile = profile
@@ -102,21 +102,23 @@ class FittedBySize(AppliedBySize, Fitted):
         if self._switch.skip_plan():
             _warn_of_smaller_plan(None)
             return
-        largest = self.plans.largest
-        plan = _next_smaller(largest.plan, self.profile, message)
-        self.plans.replace_largest(replace(largest, plan=plan))
-        self.plan = plan
+        place = self._switch.place
+        current = self.plans.entries[place].plan
+        plan = replace(_next_smaller(current, self.profile, message), inputs=current.inputs)
+        self.plans.replace_plan(place, plan)
+        self.plan = self.plans.largest.plan
         self._switch.forget_plans()
         _warn_of_smaller_plan(plan)
 
     def __repr__(self) -> str:
         entries = self.plans.entries
-        lines = [f"Fitted: {type(self.model).__name__}, {len(entries)} plans for sizes up to {entries[-1].size}"]
-        lines += [f"  up to {entry.size}: {_plan_in_words(entry.plan)}" for entry in entries]
+        largest = self.plans.largest.size_in_words
+        lines = [f"Fitted: {type(self.model).__name__}, {len(entries)} plans for sizes up to {largest}"]
+        lines += [f"  up to {entry.size_in_words}: {_plan_in_words(entry.plan)}" for entry in entries]
         return "\n".join([*lines, repr(self.verification)])
 
     def _repr_html_(self) -> str:
-        sizes = {f"up to {entry.size}": _plan_in_words(entry.plan) for entry in self.plans.entries}
+        sizes = {f"up to {entry.size_in_words}": _plan_in_words(entry.plan) for entry in self.plans.entries}
         return html_summary(f"Fitted: {type(self.model).__name__}", sizes | self.verification.summary_lines())
 
 
@@ -137,7 +139,7 @@ def _next_smaller(plan: Plan, profile: ModelProfile, message: str) -> Plan:
 
 
 def _warn_of_smaller_plan(plan: Plan | None) -> None:
-    words = "the plan of the next larger size" if plan is None else format_bytes(plan.predicted_peak_bytes)
+    words = "the plan of a larger size" if plan is None else format_bytes(plan.predicted_peak_bytes)
     warnings.warn(
         f"a step ran out of memory and is repeated by a smaller plan ({words}), which later steps run by, too",
         stacklevel=4,

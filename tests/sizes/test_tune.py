@@ -3,71 +3,67 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.sizes.small_models import Tower, rows
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import memfit
 from memfit.cli.main import app
-from memfit.models import gpt
-
-NUM_CLASSES = 32
-LENGTH = 16
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return gpt(layers=2, width=16, heads=2, batch=1, length=LENGTH, vocabulary=NUM_CLASSES)[0]
+from memfit.runtime.torch_internals import FakeTensor
+from memfit.tuning.fastest_sizes import correct, run_fastest
+from memfit.tuning.tuned import TunedSize
 
 
 def make_batch(size: int) -> Tensor:
-    return torch.randint(NUM_CLASSES, (size, LENGTH + 1))
+    return rows(size)
 
 
 def peak_bytes_of(size: int) -> int:
-    return memfit.profile(model(), make_batch(size), mode="fake").peak_bytes
+    return memfit.profile(Tower(), make_batch(size), mode="fake").peak_bytes
 
 
 @pytest.mark.filterwarnings("ignore:the plan changes nothing")
 def test_the_chosen_size_is_the_fastest_of_the_table_and_its_plan_is_applied() -> None:
-    tuned_model = model()
-    budget = peak_bytes_of(8)
-    tuned = memfit.tune(tuned_model, make_batch, budget=budget, sizes=[16, 8, 4096])
-    rows = {row.size: row for row in tuned.table}
-    assert list(rows) == [8, 16, 4096]
-    assert tuned.size in (8, 16)
-    chosen = rows[tuned.size]
+    tuned_model = Tower()
+    budget = peak_bytes_of(64)
+    tuned = memfit.tune(tuned_model, make_batch, budget=budget, sizes=[80, 64, 4096])
+    by_size = {row.size: row for row in tuned.table}
+    assert list(by_size) == [64, 80, 4096]
+    assert tuned.size in (64, 80)
+    chosen = by_size[tuned.size]
     assert chosen.is_measured
     assert chosen.throughput == tuned.throughput == tuned.size / chosen.seconds
     assert chosen.plan == tuned.fitted.plan
     assert chosen.peak == tuned.fitted.verification.peak_bytes <= budget
-    # The plain step of 16 is above the budget, and no plan helps 4096.
-    assert rows[16].plan.changes_anything
-    assert (rows[4096].plan, rows[4096].throughput) == (None, 0.0)
+    # The plain step of 80 is above the budget, and no plan helps 4096.
+    assert by_size[80].plan is not None
+    assert by_size[80].plan.changes_anything
+    assert (by_size[4096].plan, by_size[4096].throughput, by_size[4096].problem) == (None, 0.0, "not within the budget")
     assert all(row.peak_bytes <= budget for row in tuned.table if row.plan is not None)
     assert tuned.fitted.is_applied
     assert tuned.fitted.model is tuned_model
     assert f"size  {tuned.size}, " in repr(tuned)
-    assert json.loads(json.dumps(tuned.document()))["table"][0]["size"] == 8
+    assert json.loads(json.dumps(tuned.document()))["table"][0]["size"] == 64
     tuned.fitted.remove()
 
 
 @pytest.mark.filterwarnings("ignore:the plan changes nothing")
 def test_sizes_are_searched_up_to_the_largest_that_fits_and_divide_the_global_batch() -> None:
-    tuned_model = model()
-    tuned = memfit.tune(tuned_model, make_batch, budget=peak_bytes_of(2), global_batch=6)
-    assert [row.size for row in tuned.table][:2] == [1, 2]
-    assert all(6 % row.size == 0 for row in tuned.table)
+    tuned_model = Tower()
+    tuned = memfit.tune(tuned_model, make_batch, budget=2 * peak_bytes_of(2), global_batch=6)
+    assert [row.size for row in tuned.table] == [1, 2, 3, 6]
     assert tuned.accumulation * tuned.size == 6
     tuned.fitted.remove()
 
 
 def test_nothing_is_changed_where_not_even_one_sample_fits() -> None:
-    tuned_model = model()
+    tuned_model = Tower()
     before = {name: each.clone() for name, each in tuned_model.state_dict().items()}
     with pytest.raises(memfit.InfeasibleBudgetError, match="not even a batch of size 1 can be kept") as caught:
         memfit.tune(tuned_model, make_batch, budget=1000)
@@ -75,6 +71,60 @@ def test_nothing_is_changed_where_not_even_one_sample_fits() -> None:
     assert all("forward" not in vars(module) for module in tuned_model.modules())
     assert all(torch.equal(each, before[name]) for name, each in tuned_model.state_dict().items())
     assert all(each.grad is None for each in tuned_model.parameters())
+
+
+class TakesBatchesOf(Tower):
+    """Refuses batches of odd sizes, and runs out of memory on large ones, except with fake tensors."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) % 2:
+            raise ValueError("an even number of samples, please")
+        if len(x) > self.most and not isinstance(x, FakeTensor):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore:the plan changes nothing")
+def test_sizes_that_do_not_run_or_run_out_of_memory_are_in_the_table_and_not_chosen() -> None:
+    tuned = memfit.tune(TakesBatchesOf(16), make_batch, budget="1MiB", sizes=[7, 8, 9, 16, 32, 64])
+    problems = {row.size: row.problem for row in tuned.table}
+    assert "an even number of samples" in problems[7]
+    assert "an even number of samples" in problems[9]
+    assert {problems[32], problems[64]} <= {
+        "the device ran out of memory",
+        "size 32 ran out of memory",
+    }
+    assert problems[8] == problems[16] == ""
+    assert tuned.size in (8, 16)
+    tuned.fitted.remove()
+
+
+def test_a_step_that_runs_out_of_memory_at_every_size_is_an_error() -> None:
+    model = TakesBatchesOf(0)
+    with pytest.raises(memfit.MemfitError, match="ran out of memory at every size that was tried"):
+        memfit.tune(model, make_batch, budget="1MiB", sizes=[2, 4])
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_what_is_predicted_of_sizes_is_corrected_by_those_that_were_run() -> None:
+    plan = memfit.Plan({}, (), (), 0, "model")
+    predicted = {size: TunedSize(size, 100, 1.0, float(size), plan) for size in (1, 2, 4, 8, 16, 32)}
+    # Each step is half as fast as predicted, those of more than 4 samples are four times slower.
+    seconds = {size: 2.0 if size <= 4 else 8.0 for size in predicted}
+
+    def run(row: TunedSize) -> TunedSize:
+        return replace(row, seconds=seconds[row.size], throughput=row.size / seconds[row.size], is_measured=True)
+
+    rows = dict(predicted)
+    corrections = run_fastest(rows, run)
+    # 32 is run first; 16 and 8 are expected to be slower than it has been.
+    assert [size for size, row in rows.items() if row.is_measured] == [8, 16, 32]
+    correct(rows, corrections)
+    assert [row.throughput for row in rows.values()] == [1 / 8, 2 / 8, 4 / 8, 1.0, 2.0, 4.0]
 
 
 def raising(size: int) -> Tensor:
@@ -91,7 +141,11 @@ def other_form(size: int) -> Any:
         (raising, {}, r"make_batch\(1\) raised ValueError: no such file"),
         (other_form, {}, r"make_batch\(1\) and make_batch\(2\) differ in more than sizes"),
         (lambda size: None, {}, r"make_batch\(1\) returned None"),
+        (lambda size: rows(4), {}, r"make_batch\(1\) and make_batch\(2\) returned batches of the same shapes"),
         (torch.zeros(2), {}, "make_batch is a function"),
+        (make_batch, {"targets": rows(2), "loss": nn.MSELoss()}, "targets is a function"),
+        (make_batch, {"sizes": "4,8"}, "sizes must be a whole number"),
+        (make_batch, {"compile": "yes"}, "compile is True, False"),
         (make_batch, {"sizes": []}, "sizes must be a list of batch sizes"),
         (make_batch, {"sizes": 4}, "sizes must be a list of batch sizes"),
         (make_batch, {"sizes": [0]}, "sizes must be a whole number, at least 1"),
@@ -102,7 +156,7 @@ def other_form(size: int) -> Any:
 )
 def test_wrong_arguments_are_named(given: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(memfit.InvalidParameterError, match=message):
-        memfit.tune(model(), given, budget="1GiB", **options)
+        memfit.tune(Tower(), given, budget="1GiB", **options)
 
 
 @pytest.mark.filterwarnings("ignore:the plan changes nothing")

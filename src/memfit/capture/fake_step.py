@@ -39,6 +39,7 @@ from memfit.runtime.applying.fingerprint import fingerprint_of
 from memfit.runtime.applying.model_inputs import noting_inputs
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks_as_in
 from memfit.runtime.torch_internals import (
+    FAKE_TENSOR_LOG,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
@@ -185,6 +186,8 @@ def _is_real(tensor: Tensor) -> bool:
 
 @contextmanager
 def _explained_limits() -> Iterator[None]:
+    was_disabled = FAKE_TENSOR_LOG.disabled
+    FAKE_TENSOR_LOG.disabled = True
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -198,6 +201,8 @@ def _explained_limits() -> Iterator[None]:
         raise MemfitError(
             f"the step could not be run on fake tensors ({type(error).__name__}: {error}); use mode='real'"
         ) from error
+    finally:
+        FAKE_TENSOR_LOG.disabled = was_disabled
 
 
 def _device_to_measure(device: torch.device) -> torch.device:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memfit.graph.plan import FrontierPoint, Plan
     from memfit.graph.verification import Verification
     from memfit.report.page_data import Mark, ReportData, SizeCurve
-    from memfit.tuning import Tuned
+    from memfit.tuning.tuned import Tuned
 
 # With fewer, the drawn line cuts corners at its small end.
 NUM_POINTS = 32
@@ -78,15 +78,17 @@ def write_fitted_page(
 
 
 def sizes_of_fitted(fitted: Fitted) -> SizeCurve | None:
-    """Return the plans by size of a model that was fitted with several batches, None for any other."""
+    """Return the plans by size of a model that was fitted with batches of which one size varies, None for any other."""
     from memfit.fitted import FittedBySize
     from memfit.report.page_data import SizeCurve, SizeRow
 
-    if not isinstance(fitted, FittedBySize):
+    if not isinstance(fitted, FittedBySize) or len(fitted.plans.largest.sizes) > 1:
         return None
-    entries = fitted.plans.entries
-    rows = [SizeRow(entry.size, entry.plan.predicted_peak_bytes, entry.plan.predicted_overhead) for entry in entries]
-    return SizeCurve(rows, entries[-1].size, fitted.plan.budget_bytes, is_throughput=False)
+    rows = [
+        SizeRow(entry.sizes[0], entry.plan.predicted_peak_bytes, entry.plan.predicted_overhead)
+        for entry in sorted(fitted.plans.entries, key=lambda entry: entry.sizes)
+    ]
+    return SizeCurve(rows, fitted.plans.largest.sizes[0], fitted.plan.budget_bytes, is_throughput=False)
 
 
 def sizes_of_tuned(tuned: Tuned) -> SizeCurve:

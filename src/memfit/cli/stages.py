@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memfit.graph.model_profile import ModelProfile
     from memfit.graph.plan import FrontierPoint, Plan
     from memfit.graph.verification import Verification
-    from memfit.tuning import Tuned
+    from memfit.tuning.tuned import Tuned
 
 _WHILE_RUNNING = "while the model ran"
 
@@ -101,7 +101,7 @@ def fitted(target: Target, budget: int | float | str, **options: Any) -> Fitted:
 
 def tuned(target: Target, budget: int | float | str, **options: Any) -> Tuned:
     """Return the best batch size of the TARGET, whose batch is ``make_batch``, with the options of `memfit.tune`."""
-    from memfit.tuning import tune
+    from memfit.tuning.tune import tune
 
     arguments = target.step_arguments()
     make_batch = arguments.pop("batch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from memfit.graph.inputs import Input
 from memfit.graph.plan import Plan
@@ -13,50 +14,64 @@ from memfit.graph.plan import Plan
 class SizedPlan:
     """The plan for one size, and the seconds that its step is predicted to take.
 
-    ``size`` is the length of the dimension that varies most. ``plan.inputs`` are the inputs of a step of that size.
+    ``sizes`` has a length for each size of the batches that varies on its own. ``plan.inputs`` are the inputs of a step
+    of that size.
     """
 
-    size: int
+    sizes: tuple[int, ...]
     plan: Plan
     step_seconds: float
 
+    @property
+    def size_in_words(self) -> str:
+        """The sizes as messages have them: ``128``, or ``8 x 128``."""
+        return " x ".join(map(str, self.sizes))
+
 
 class SizePlans:
-    """Plans by ascending size. A step runs by the first whose inputs are at least as large in every dimension.
+    """Plans, the fastest first. A step runs by the first whose inputs are at least as large in every dimension.
 
-    Between two sizes that plan is a little slower than one made for the size itself, and never takes more memory than
-    the step that it was made for. Found plans are remembered by the shapes.
+    A plan never takes more memory for a smaller step than for the step that it was made for. Found plans are remembered
+    by the shapes.
     """
 
-    def __init__(self, entries: Sequence[SizedPlan]) -> None:
-        self._entries = sorted(entries, key=lambda entry: entry.size)
-        self._places: dict[tuple[Input, ...], int | None] = {}
+    def __init__(self, entries: Sequence[SizedPlan], largest: SizedPlan) -> None:
+        self._entries = tuple(sorted(entries, key=_order))
+        self._largest = largest
+        self._places: dict[tuple[Input, ...], tuple[int, ...]] = {}
 
     @property
     def entries(self) -> tuple[SizedPlan, ...]:
-        """The plans, by ascending size."""
-        return tuple(self._entries)
+        """The plans by ascending predicted overhead, those of one overhead by ascending size."""
+        return self._entries
 
     @property
     def largest(self) -> SizedPlan:
-        """The plan for the largest size."""
-        return self._entries[-1]
+        """The plan for the largest of the batches that were given."""
+        return self._largest
 
     def add(self, entry: SizedPlan) -> None:
         """Add a plan for one more size."""
-        self._entries = sorted([*self._entries, entry], key=lambda each: each.size)
+        self._entries = tuple(sorted([*self._entries, entry], key=_order))
         self._places.clear()
 
-    def replace_largest(self, entry: SizedPlan) -> None:
-        """Put another plan in the place of that for the largest size."""
-        self._entries[-1] = entry
-        self._places.clear()
+    def replace_plan(self, place: int, plan: Plan) -> None:
+        """Put another plan in the place of one."""
+        replaced = self._entries[place]
+        entry = SizedPlan(replaced.sizes, plan, replaced.step_seconds)
+        self._entries = (*self._entries[:place], entry, *self._entries[place + 1 :])
+        if replaced is self._largest:
+            self._largest = entry
 
-    def place_for(self, inputs: tuple[Input, ...]) -> int | None:
-        """Return the place of the plan for a step on ``inputs`` among the entries, None where none is large enough."""
+    def places_for(self, inputs: tuple[Input, ...]) -> tuple[int, ...]:
+        """Return the places of the plans for a step on ``inputs`` among the entries; none where none is large enough.
+
+        The first is the fastest; each that follows recomputes at least as much.
+        """
         if inputs not in self._places:
-            places = (place for place, entry in enumerate(self._entries) if _is_within(inputs, entry.plan.inputs))
-            self._places[inputs] = next(places, None)
+            self._places[inputs] = tuple(
+                place for place, entry in enumerate(self._entries) if _is_within(inputs, entry.plan.inputs)
+            )
         return self._places[inputs]
 
     def is_of_their_form(self, inputs: tuple[Input, ...]) -> bool:
@@ -68,6 +83,10 @@ class SizePlans:
             and len(entry.shape) == len(planned[entry.name].shape)
             for entry in inputs
         )
+
+
+def _order(entry: SizedPlan) -> tuple[float, int]:
+    return entry.plan.predicted_overhead, prod(entry.sizes)
 
 
 def _is_within(inputs: tuple[Input, ...], planned: tuple[Input, ...]) -> bool:

@@ -131,14 +131,14 @@ def frontier_table(profile: ModelProfile, points: Sequence[FrontierPoint], *, ti
 
 
 def sizes_table(entries: Sequence[SizedPlan], *, title: str) -> Table:
-    """Return one row per plan, from the smallest size to the largest; a batch runs by the first that is as large."""
+    """Return one row per plan, from the fastest to the slowest; a batch runs by the first that is as large."""
     table = TerminalTable(title)
     for heading in ("size up to", "peak", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in entries:
         plan = entry.plan
         table.add_row(
-            str(entry.size), format_bytes(plan.predicted_peak_bytes), format_overhead(plan.predicted_overhead)
+            entry.size_in_words, format_bytes(plan.predicted_peak_bytes), format_overhead(plan.predicted_overhead)
         )
     return table
 

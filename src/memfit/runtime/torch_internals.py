@@ -5,6 +5,7 @@ Checked on torch 2.11.0 (CUDA) and 2.13.0 (CPU).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ TorchFunctionDisabled = torch._C.DisableTorchFunctionSubclass
 
 # What iterating over a data loader returns.
 DataLoaderIterator: type = torch.utils.data.dataloader._BaseDataLoaderIter
+
+# Where fake tensors log, with a traceback, that an op refused its arguments; the error itself is raised as well.
+FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 PackHook = Callable[[torch.Tensor], Any]
 UnpackHook = Callable[[Any], torch.Tensor]

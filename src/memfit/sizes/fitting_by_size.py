@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import math
-import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import replace
 
 from torch import nn
 
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
-from memfit.errors import InfeasibleBudgetError, MemfitError, VerificationError
+from memfit.distributed.ranks import Ranks, ranks_of
+from memfit.errors import InvalidParameterError, MemfitError, VerificationError
 from memfit.fitted import Fitted, FittedBySize
-from memfit.graph.inputs import Input
-from memfit.graph.model_profile import ModelProfile
-from memfit.graph.plan import Plan
+from memfit.graph.model_profile import ModelProfile, Phase
 from memfit.graph.size_plans import SizedPlan, SizePlans
 from memfit.planning.budgets import HostBudgetLike
 from memfit.planning.planner import plan as plan_step
 from memfit.profiling import ProfileMode, profile_of_step
 from memfit.progress import Progress
-from memfit.sizes.batch_form import BatchForm
+from memfit.sizes.batch_form import BatchForm, Shapes, Sizes
 from memfit.sizes.scaled_profiles import ScaledProfiles
-from memfit.sizes.size_planning import SizePlanner
+from memfit.sizes.size_planning import plans_for_sizes
+from memfit.sizes.sizes_beyond import SizesBeyond
 from memfit.units import format_bytes
 from memfit.verification.verifying import verify_step
 
 # Each round leaves room for how far peaks were above what was predicted in the last one.
 _MOST_ROUNDS = 3
-# A size beyond the largest is planned for with so much to spare, so that the next one is not planned for again.
-_SPARE_SHARE = 1 / 8
 
 FitOne = Callable[[StepArguments], Fitted]
 
@@ -46,6 +43,7 @@ def fit_by_size(
 ) -> FittedBySize:
     """Return plans for every size up to that of the largest of ``batches``; ``fit_one`` fits a single one."""
     form = BatchForm(arguments, batches)
+    _refuse_other_sizes(ranks_of(model), form)
     largest = fit_one(form.arguments[-1])
     largest.remove()
     return _FittingBySize(model, form, largest, host_budget, progress).fitted()
@@ -64,18 +62,20 @@ class _FittingBySize:
         self._budget_bytes = largest.plan.budget_bytes
         self._chunk_loss = largest.plan.chunks_loss
         self._margin_bytes = max(0, largest.verification.peak_bytes - largest.plan.predicted_peak_bytes)
+        measured = self._measured()
+        self._profiles = ScaledProfiles(
+            measured, lambda shapes: self._profile(shapes, "fake"), lambda shapes: self._profile(shapes, "real")
+        )
 
     def fitted(self) -> FittedBySize:
         """Plan for the sizes, try the plans on the other batches, and apply them."""
-        measured = self._measured()
-        profiles = ScaledProfiles(
-            measured, lambda size: self._profile(size, "fake"), lambda size: self._profile(size, "real")
-        )
+        self._refuse_other_structures()
+        if len(self._form.most_sizes) > 1 and not self._takes_sizes_on_their_own():
+            self._form.tie_axes()
         for _ in range(_MOST_ROUNDS):
             self._progress.stage("planning for sizes")
-            planner = self._planner(profiles)
-            plans = self._plans(planner, form_sizes=self._form.sizes)
-            missed_bytes = self._missed_bytes(plans, measured)
+            plans = self._plans()
+            missed_bytes = self._missed_bytes(plans)
             if missed_bytes == 0:
                 break
             self._margin_bytes += missed_bytes
@@ -84,128 +84,131 @@ class _FittingBySize:
                 f"peaks of the smaller batches are above the budget of {format_bytes(self._budget_bytes)} after "
                 f"{_MOST_ROUNDS} rounds of planning; the model runs as before. Give a larger budget"
             )
-        beyond = _SizesBeyond(planner, plans, self._form.multiple)
+        beyond = SizesBeyond(self._form, self.plan_of, plans)
         return FittedBySize(self._model, plans, self._largest.profile, self._largest.verification, beyond.plan_for)
 
-    def _measured(self) -> dict[int, ModelProfile]:
+    def plan_of(self, shapes: Shapes) -> SizedPlan:
+        """Return the plan for a step on a batch of these shapes."""
+        profile = self._profiles.at(shapes)
+        difference = self._profiles.difference(shapes, self._form.shapes[-1])
+        if difference is not None:
+            raise MemfitError(f"the step runs other ops than for the batches that were measured: {difference}")
+        plan = plan_step(profile, budget=max(0, self._budget_bytes - self._margin_bytes), host_budget=self._host_budget)
+        seconds = profile.step_seconds * (1 + plan.predicted_overhead)
+        return SizedPlan(self._form.sizes_of(shapes), replace(plan, budget_bytes=self._budget_bytes), seconds)
+
+    def _measured(self) -> dict[Shapes, ModelProfile]:
         """Return the profiles of the given batches."""
         self._progress.stage("profiling the other sizes")
-        measured = {self._form.sizes[-1]: self._largest.profile}
-        for size in self._form.sizes[:-1]:
-            if size not in measured:
-                measured[size] = self._profile(size, "real")
-        is_real = {size: profile.measured_with == "real step" for size, profile in measured.items()}
+        measured = {self._form.shapes[-1]: self._largest.profile}
+        for shapes in self._form.shapes[:-1]:
+            if shapes not in measured:
+                measured[shapes] = self._profile(shapes, "real")
+        is_real = {shapes: profile.measured_with == "real step" for shapes, profile in measured.items()}
         if any(is_real.values()):
             # Estimated seconds are no measure beside real ones: what did not fit the device is scaled from the rest.
-            return {size: profile for size, profile in measured.items() if is_real[size]}
+            return {shapes: profile for shapes, profile in measured.items() if is_real[shapes]}
         return measured
 
-    def _profile(self, size: int, mode: ProfileMode) -> ModelProfile:
-        if mode == "real" and size > self._form.sizes[-1]:
-            raise MemfitError(f"there is no batch of size {size} to run; the largest is of size {self._form.sizes[-1]}")
-        step = TrainingStep(self._model, self._form.at(size))
-        return profile_of_step(step, mode, chunk_loss=self._chunk_loss)
+    def _profile(self, shapes: Shapes, mode: ProfileMode) -> ModelProfile:
+        if mode == "real" and not self._form.is_within_largest(shapes):
+            raise MemfitError(
+                f"there is no batch of size {self._form.in_words(shapes)} to run; the largest is of size "
+                f"{self._form.in_words(self._form.shapes[-1])}"
+            )
+        step = TrainingStep(self._model, self._form.at(shapes))
+        try:
+            return profile_of_step(step, mode, chunk_loss=self._chunk_loss)
+        except MemfitError:
+            raise
+        except Exception as error:
+            if shapes in self._form.shapes:
+                raise
+            # The model does not take a batch of this size, or not a part of the largest one.
+            raise MemfitError(f"{type(error).__name__}: {error}") from error
 
-    def _planner(self, profiles: ScaledProfiles) -> SizePlanner:
-        def plan_for(profile: ModelProfile, num_bytes: int) -> Plan:
-            return plan_step(profile, budget=num_bytes, host_budget=self._host_budget)
+    def _refuse_other_structures(self) -> None:
+        for shapes in self._form.shapes[:-1]:
+            difference = self._profiles.difference(shapes, self._form.shapes[-1])
+            if difference is not None:
+                raise InvalidParameterError(
+                    f"the step runs other ops for a batch of size {self._form.in_words(shapes)} than for one of size "
+                    f"{self._form.in_words(self._form.shapes[-1])} ({difference}), so that a plan for one does not "
+                    "hold for the other; the model runs as before. Give batches on one side of where that changes, or "
+                    "the largest alone as batch"
+                )
 
-        return SizePlanner(
-            profiles.at,
-            plan_for,
-            self._budget_bytes,
-            margin_bytes=self._margin_bytes,
-            multiple=self._form.multiple,
-        )
+    def _takes_sizes_on_their_own(self) -> bool:
+        """Return whether the model takes batches that are the smallest along one axis and the largest along others."""
+        most = self._form.most_sizes
+        for axis, least in enumerate(self._form.least_sizes):
+            shapes = self._form.shapes_at((*most[:axis], least, *most[axis + 1 :]))
+            try:
+                self.plan_of(shapes)
+            except MemfitError:
+                return False
+        return True
 
-    def _plans(self, planner: SizePlanner, form_sizes: tuple[int, ...]) -> SizePlans:
+    def _plans(self) -> SizePlans:
         plan, profile = self._largest.plan, self._largest.profile
         seconds = profile.step_seconds * (1 + plan.predicted_overhead)
-        return planner.plans(form_sizes[0], SizedPlan(form_sizes[-1], plan, seconds))
+        largest = SizedPlan(self._form.most_sizes, plan, seconds)
+        if _passes_overlap(profile):
+            warnings.warn(
+                "the step runs several forward passes before their backward pass, whose sizes are not known when the "
+                "first one begins: all run by the plan for the largest batch",
+                stacklevel=5,
+            )
+            return SizePlans([largest], largest)
+        refused: list[MemfitError] = []
 
-    def _missed_bytes(self, plans: SizePlans, measured: dict[int, ModelProfile]) -> int:
+        def plan_at(sizes: Sizes) -> SizedPlan:
+            try:
+                return self.plan_of(self._form.shapes_at(sizes))
+            except MemfitError as error:
+                refused.append(error)
+                raise
+
+        plans = plans_for_sizes(plan_at, self._form.least_sizes, largest, self._form.multiples)
+        if refused and len(plans.entries) == 1:
+            warnings.warn(
+                f"no smaller size than the largest can be planned for, so that all batches run by its plan: "
+                f"{refused[0]}",
+                stacklevel=5,
+            )
+        return plans
+
+    def _missed_bytes(self, plans: SizePlans) -> int:
         """Return by how much the peak of any of the other batches is above the budget, by the plan that it runs by."""
         missed_bytes = 0
-        for size in self._form.sizes[:-1]:
-            profile = measured.get(size)
-            place = None if profile is None else plans.place_for(profile.inputs)
-            if place is None:
-                continue
-            step = TrainingStep(self._model, self._form.at(size))
-            verification = verify_step(step, plans.entries[place].plan, self._progress)
+        for arguments, shapes in zip(self._form.arguments[:-1], self._form.shapes[:-1], strict=True):
+            profile = self._profiles.at(shapes)
+            places = plans.places_for(profile.inputs)
+            plan = plans.entries[places[0]].plan if places else plans.largest.plan
+            step = TrainingStep(self._model, arguments)
+            verification = verify_step(step, plan, self._progress)
             if not verification.gradients_hold:
                 names = ", ".join(verification.differing_parameters[:3])
                 raise VerificationError(
-                    f"the plan for size {size} changed the gradients of {names} (largest relative error "
-                    f"{verification.max_gradient_error:.2g}), so no plan was applied; the model runs as before"
+                    f"the plan for size {self._form.in_words(shapes)} changed the gradients of {names} (largest "
+                    f"relative error {verification.max_gradient_error:.2g}), so no plan was applied; the model runs "
+                    "as before"
                 )
-            missed_bytes = max(missed_bytes, verification.peak_bytes - self._budget_bytes)
+            missed_bytes = max(missed_bytes, *step.ranks.gathered(verification.peak_bytes - self._budget_bytes))
         return missed_bytes
 
 
-class _SizesBeyond:
-    """Plans for sizes beyond the largest when a forward pass comes with one."""
-
-    def __init__(self, planner: SizePlanner, plans: SizePlans, multiple: int) -> None:
-        self._planner = planner
-        self._plans = plans
-        self._multiple = multiple
-
-    def plan_for(self, inputs: tuple[Input, ...]) -> None:
-        """Add a plan for a size that is large enough for ``inputs``, or raise where there is none."""
-        size = self._size_of(inputs)
-        if size is None:
-            return
-        spare = math.ceil(size * (1 + _SPARE_SHARE) / self._multiple) * self._multiple
-        entry: SizedPlan | None = None
-        with suppress(MemfitError):
-            entry = _in_another_thread(lambda: self._planner.plan_at(spare))
-        if entry is None:
-            try:
-                entry = _in_another_thread(lambda: self._planner.plan_at(size))
-            except InfeasibleBudgetError as error:
-                raise self._planner.too_large(size, error) from None
-            except MemfitError:
-                # The model does not take this size, and says so itself, or cannot be described at it.
-                return
-        warnings.warn(
-            f"a batch of size {size} is larger than the largest that was planned for ({self._plans.largest.size}); a "
-            f"plan for sizes up to {entry.size} was made: {format_bytes(entry.plan.predicted_peak_bytes)} predicted",
-            stacklevel=6,
+def _refuse_other_sizes(ranks: Ranks, form: BatchForm) -> None:
+    """Raise in all processes where they have other sizes, which would measure other numbers of steps."""
+    if len({*ranks.gathered(form.shapes)}) > 1:
+        raise InvalidParameterError(
+            "all processes of the job must give batches= of the same sizes, because they measure them together; the "
+            "batches that they train on may differ"
         )
-        self._plans.add(entry)
-
-    def _size_of(self, inputs: tuple[Input, ...]) -> int | None:
-        """Return the size of a step on ``inputs``: sizes of inputs go along with it. None where they do not."""
-        first, last = self._plans.entries[0], self._plans.entries[-1]
-        small = {entry.name: entry.shape for entry in first.plan.inputs}
-        large = {entry.name: entry.shape for entry in last.plan.inputs}
-        needed = last.size
-        for entry in inputs:
-            for dim, length in enumerate(entry.shape):
-                least, most = small[entry.name][dim], large[entry.name][dim]
-                if length <= most:
-                    continue
-                if most == least:
-                    return None
-                needed = max(needed, math.ceil(last.size + (length - most) * (last.size - first.size) / (most - least)))
-        return needed
 
 
-def _in_another_thread(make: Callable[[], SizedPlan]) -> SizedPlan:
-    """Call ``make`` where neither autocast nor a mode of this thread's forward pass is active."""
-    made: list[SizedPlan] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            made.append(make())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]
+def _passes_overlap(profile: ModelProfile) -> bool:
+    """Return whether a forward pass of the model begins while another waits for its backward pass."""
+    passes = Counter(call.num_backward for call in profile.module_calls if not call.path)
+    has_backward = any(op.phase is Phase.BACKWARD for op in profile.ops)
+    return has_backward and any(number > 1 for number in passes.values())

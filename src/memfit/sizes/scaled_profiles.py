@@ -8,51 +8,82 @@ accounts for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from memfit.calibration.calibrating import UNACCOUNTED
 from memfit.capture.measuring.other_memory import outside_value
+from memfit.capture.recording.plain_timeline import plain_timeline_bytes
 from memfit.errors import MemfitError
-from memfit.graph.model_profile import ModelProfile, RecordedOp, RecordedValue
+from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp, RecordedValue
 
-FakeProfile = Callable[[int], ModelProfile]
-RealProfile = Callable[[int], ModelProfile]
+Size = TypeVar("Size", bound=Hashable)
 
 
-class ScaledProfiles:
+class ScaledProfiles(Generic[Size]):
     """Profiles of one step at any size. ``measured`` are those at the sizes that were measured.
 
     Where fake tensors cannot run the step, because it reads numbers out of a tensor, ``real`` measures each size.
     """
 
-    def __init__(self, measured: Mapping[int, ModelProfile], fake: FakeProfile, real: RealProfile) -> None:
+    def __init__(
+        self,
+        measured: Mapping[Size, ModelProfile],
+        fake: Callable[[Size], ModelProfile],
+        real: Callable[[Size], ModelProfile],
+    ) -> None:
         self._measured = dict(measured)
         self._fake, self._real = fake, real
-        self._fakes: dict[int, ModelProfile] = {}
+        self._fakes: dict[Size, ModelProfile] = {}
+        try:
+            for size in measured:
+                self._fake_at(size)
+        except MemfitError:
+            self._has_fakes = False
+        else:
+            self._has_fakes = True
 
-    def at(self, size: int) -> ModelProfile:
+    def at(self, size: Size) -> ModelProfile:
         """Return the profile of a step of that size."""
         if size in self._measured:
             return self._measured[size]
-        small, large = self._neighbours(size)
-        try:
-            fake, small_fake, large_fake = (self._fake_at(each) for each in (size, small, large))
-        except MemfitError:
+        if not self._has_fakes:
             self._measured[size] = self._real(size)
             return self._measured[size]
-        return _interpolated(fake, small_fake, large_fake, self._measured[small], self._measured[large])
+        fake = self._fake_at(size)
+        small, large = self._neighbours(fake.step_seconds)
+        return _interpolated(
+            fake, self._fake_at(small), self._fake_at(large), self._measured[small], self._measured[large]
+        )
 
-    def _fake_at(self, size: int) -> ModelProfile:
+    def difference(self, size: Size, other: Size) -> str | None:
+        """Return in words how the structure of the step differs between two sizes; None where it does not.
+
+        What counts is how often each module runs ops with floating-point operations to count, such as matrix products:
+        copies and views also come and go where a size is 1. Without fake tensors it is not known.
+        """
+        if not self._has_fakes:
+            return None
+        one, two = (_products(self._fake_at(each)) for each in (size, other))
+        for module in {**one, **two}:
+            if one[module] != two[module]:
+                where = "in the loss" if module is None else f"in {module!r}" if module else "in the model itself"
+                return f"{one[module]} and {two[module]} matrix products and the like {where}"
+        return None
+
+    def _fake_at(self, size: Size) -> ModelProfile:
         if size not in self._fakes:
             self._fakes[size] = self._fake(size)
         return self._fakes[size]
 
-    def _neighbours(self, size: int) -> tuple[int, int]:
-        """Return the measured sizes between which the size lies, or the two that are closest to it."""
-        sizes = sorted(self._measured)
-        above = next((place for place, each in enumerate(sizes) if each >= size), len(sizes) - 1)
+    def _neighbours(self, seconds: float) -> tuple[Size, Size]:
+        """Return the measured sizes between which a step lies by its estimated seconds, or the two closest to it."""
+        sizes = sorted(self._measured, key=lambda size: self._fake_at(size).step_seconds)
+        above = next(
+            (place for place, size in enumerate(sizes) if self._fake_at(size).step_seconds >= seconds), len(sizes) - 1
+        )
         return sizes[max(above - 1, 0)], sizes[max(above, min(1, len(sizes) - 1))]
 
 
@@ -61,26 +92,29 @@ def _interpolated(
 ) -> ModelProfile:
     """Return ``fake`` with seconds and hidden bytes on the straight line through the small and the large step."""
     of_step = _Line(fake.step_seconds, small_fake.step_seconds, large_fake.step_seconds)
-    step_seconds = max(0.0, of_step.at(small.step_seconds, large.step_seconds))
-    profiles = (fake, small_fake, large_fake, small, large)
-    if len({_calls(profile) for profile in profiles}) == 1:
-        ops = tuple(_interpolated_op(*ops) for ops in zip(*(profile.ops for profile in profiles), strict=True))
-    else:
-        # The step takes another path at another size: its ops keep their shares of the time.
-        factor = step_seconds / fake.step_seconds if fake.step_seconds else 1.0
-        ops = tuple(_scaled(op, factor) for op in fake.ops)
+    step_seconds = of_step.seconds_at(small.step_seconds, large.step_seconds)
+    # The step may take another path at another size, and a real one runs checks that a fake one does not: ops are found
+    # by their names. One that was not measured keeps its share of the time.
+    factor = step_seconds / fake.step_seconds if fake.step_seconds else 1.0
+    measured = [_by_name(profile) for profile in (small_fake, large_fake, small, large)]
+    ops = tuple(_op_at(op, [known.get(_name_of(op)) for known in measured], factor) for op in fake.ops)
     inexact = {value.name for profile in (small, large) for value in profile.values if not value.replays_exactly}
     values = tuple(replace(value, replays_exactly=value.name not in inexact) for value in fake.values)
-    hidden_bytes = round(of_step.at(_unaccounted_bytes(small), _unaccounted_bytes(large)))
-    if hidden_bytes > 0:
-        values += (outside_value(values, UNACCOUNTED, hidden_bytes),)
     # The peak of a plain step is that of its fake one, and what only real steps have.
     extra = of_step.at(small.peak_bytes - small_fake.peak_bytes, large.peak_bytes - large_fake.peak_bytes)
+    peak_bytes = fake.peak_bytes + max(0, round(extra))
+    hidden_bytes = round(of_step.at(_unaccounted_bytes(small), _unaccounted_bytes(large)))
+    # Whatever else a fake step lacks, such as what optimizers do with real tensors only, counts all the time.
+    live_bytes = zip(plain_timeline_bytes(ops, values), ops, strict=True)
+    known_bytes = max((num_bytes + op.workspace_bytes for num_bytes, op in live_bytes), default=0)
+    hidden_bytes = max(hidden_bytes, peak_bytes - known_bytes)
+    if hidden_bytes > 0:
+        values += (outside_value(values, UNACCOUNTED, hidden_bytes),)
     return replace(
         fake,
         ops=ops,
         values=values,
-        peak_bytes=fake.peak_bytes + max(0, round(extra)),
+        peak_bytes=peak_bytes,
         step_seconds=step_seconds,
         device_bytes=large.device_bytes,
         free_bytes=large.free_bytes,
@@ -107,30 +141,46 @@ class _Line(NamedTuple):
             return small + (self.estimate - self.small) / (self.large - self.small) * (large - small)
         return large * (self.estimate / self.large) if self.large else large
 
+    def seconds_at(self, small: float, large: float) -> float:
+        """Return the seconds at the estimate; beyond the two sizes a larger step is never faster, despite noise."""
+        seconds = max(0.0, self.at(small, large))
+        if self.estimate >= self.large:
+            return max(seconds, large)
+        return min(seconds, small) if self.estimate <= self.small else seconds
 
-def _interpolated_op(
-    fake: RecordedOp, small_fake: RecordedOp, large_fake: RecordedOp, small: RecordedOp, large: RecordedOp
-) -> RecordedOp:
+
+def _op_at(fake: RecordedOp, measured: list[RecordedOp | None], factor: float) -> RecordedOp:
+    """Return ``fake`` with what follows from the op of the same name in the small and large, fake and real steps."""
+    small_fake, large_fake, small, large = measured
+    if large_fake is None or large is None:
+        replay_seconds = None if fake.replay_seconds is None else fake.replay_seconds * factor
+        return replace(fake, seconds=fake.seconds * factor, replay_seconds=replay_seconds)
+    if small_fake is None or small is None:
+        # Only the large step runs it: it takes time in proportion to the estimate.
+        small_fake, small = large_fake, large
     line = _Line(fake.seconds, small_fake.seconds, large_fake.seconds)
     replay_seconds = None
     if small.replay_seconds is not None and large.replay_seconds is not None:
-        replay_seconds = max(0.0, line.at(small.replay_seconds, large.replay_seconds))
+        replay_seconds = line.seconds_at(small.replay_seconds, large.replay_seconds)
     return replace(
         fake,
-        seconds=max(0.0, line.at(small.seconds, large.seconds)),
+        seconds=line.seconds_at(small.seconds, large.seconds),
         replay_seconds=replay_seconds,
         workspace_bytes=max(0, round(line.at(small.workspace_bytes, large.workspace_bytes))),
         replay=large.replay,
     )
 
 
-def _scaled(op: RecordedOp, factor: float) -> RecordedOp:
-    replay_seconds = None if op.replay_seconds is None else op.replay_seconds * factor
-    return replace(op, seconds=op.seconds * factor, replay_seconds=replay_seconds)
+def _by_name(profile: ModelProfile) -> dict[tuple[object, ...], RecordedOp]:
+    return {_name_of(op): op for op in profile.ops}
 
 
-def _calls(profile: ModelProfile) -> tuple[tuple[str | None, str, str], ...]:
-    return tuple((op.module, op.op, op.phase) for op in profile.ops)
+def _name_of(op: RecordedOp) -> tuple[object, ...]:
+    return op.module, op.op, op.call, op.phase, op.has_gradients
+
+
+def _products(profile: ModelProfile) -> Counter[str | None]:
+    return Counter(op.module for op in profile.ops if op.flops and op.phase is Phase.FORWARD)
 
 
 def _unaccounted_bytes(profile: ModelProfile) -> int:

@@ -113,14 +113,14 @@ class AppliedBySize(Applied):
     """Plans for batches of many sizes on a model; each forward pass runs by the plan for the sizes of its inputs.
 
     ``plan`` is that for the largest size. ``plan_beyond`` is called with inputs that no plan is large enough for, and
-    adds one or raises; without it they run by the plan for the largest.
+    adds one, raises, or returns why there is none; without one they run by the plan for the largest.
     """
 
     def __init__(
         self,
         model: nn.Module,
         plans: SizePlans,
-        plan_beyond: Callable[[tuple[Input, ...]], None] | None = None,
+        plan_beyond: Callable[[tuple[Input, ...]], str | None] | None = None,
     ) -> None:
         self.model = model
         self.plan = plans.largest.plan

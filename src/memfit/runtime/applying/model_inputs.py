@@ -24,11 +24,16 @@ def inputs_of(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         # If the call is wrong, the model raises the error.
         arguments = {str(place): value for place, value in enumerate(args)} | kwargs
     return tuple(
-        Input(name, str(tensor.dtype).removeprefix("torch."), tuple(map(int, tensor.shape)))
+        Input(name, dtype_name(tensor.dtype), tuple(map(int, tensor.shape)))
         for name, tensor in named_tensors(arguments)
         # The sizes of a nested tensor are those of its parts.
         if not tensor.is_nested
     )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a type as inputs have it, such as ``float32``."""
+    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager

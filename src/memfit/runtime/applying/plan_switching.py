@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.graph.inputs import Input, difference_in_words
+from memfit.graph.inputs import Input, difference_in_words, growth_in_words
 from memfit.graph.size_plans import SizePlans
 from memfit.runtime.applying.forward_wrapping import Forward, Runner, WrappedForward, wrap_forward
 from memfit.runtime.applying.model_inputs import inputs_of
@@ -25,7 +25,8 @@ class PlanSwitch:
     """Wraps a model, and runs its modules by the plan for the inputs of each forward pass.
 
     ``runners_of(place)`` are those of the plan at that place of ``plans``. ``plan_beyond`` is called with inputs that
-    no plan is large enough for: it adds one, or raises. Modules stay wrapped; switching only changes what they call.
+    no plan is large enough for: it adds one, raises, or returns why there is none. Modules stay wrapped; switching only
+    changes what they call.
     """
 
     def __init__(
@@ -33,13 +34,16 @@ class PlanSwitch:
         model: nn.Module,
         plans: SizePlans,
         runners_of: Callable[[int], Runners],
-        plan_beyond: Callable[[tuple[Input, ...]], None] | None,
+        plan_beyond: Callable[[tuple[Input, ...]], str | None] | None,
         owner: object,
     ) -> None:
         self.plans = plans
-        # How many places beyond the one for its size a step takes its plan from, by that place.
+        # How many of the plans for its size a step does not run by, by the place of the first.
         self._skipped: dict[int, int] = {}
-        self._place_of_size: int | None = None
+        # Those of the plans for the last forward pass, the fastest first.
+        self._places: tuple[int, ...] = ()
+        # Inputs that no plan could be made for, and why.
+        self._unplanned: dict[tuple[Input, ...], str] = {}
         self._modules = dict(model.named_modules())
         self._changes = ModelChanges(model)
         self._runners_of = runners_of
@@ -55,6 +59,11 @@ class PlanSwitch:
         # The model last, so that its own wrapper is not among those that are switched.
         self._unwrap.append(wrap_forward(model, self._run, owner))
 
+    @property
+    def place(self) -> int:
+        """The place of the plan that the last forward pass ran by; before any, of that for the largest size."""
+        return self.plans.entries.index(self.plans.largest) if self._place is None else self._place
+
     def remove(self) -> None:
         """Restore the model."""
         while self._unwrap:
@@ -67,10 +76,10 @@ class PlanSwitch:
         self._place = None
 
     def skip_plan(self) -> bool:
-        """Let steps of the size of the last forward pass run by the next larger size's plan; whether there is one."""
-        if self._place is None or self._place_of_size is None or self._place >= len(self.plans.entries) - 1:
+        """Let steps of the size of the last forward pass run by the next slower plan; return whether there is one."""
+        if self._place is None or self._place == self._places[-1]:
             return False
-        self._skipped[self._place_of_size] = self._place + 1 - self._place_of_size
+        self._skipped[self._places[0]] = self._places.index(self._place) + 1
         return True
 
     def _run(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -90,31 +99,38 @@ class PlanSwitch:
         return forward(*args, **kwargs) if self._root is None else self._root(forward, args, kwargs)
 
     def _place_for(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        self._place_of_size = None
         inputs = inputs_of(forward, args, kwargs)
-        place = self.plans.place_for(inputs)
-        last = len(self.plans.entries) - 1
-        if place is None and not self.plans.is_of_their_form(inputs):
-            if not self._is_other_form_warned:
-                self._is_other_form_warned = True
-                difference = difference_in_words(self.plans.largest.plan.inputs, inputs)
+        self._places = self.plans.places_for(inputs)
+        if not self._places:
+            self._places = self._places_beyond(inputs)
+        return self._places[min(self._skipped.get(self._places[0], 0), len(self._places) - 1)]
+
+    def _places_beyond(self, inputs: tuple[Input, ...]) -> tuple[int, ...]:
+        """Return the places of plans for inputs that none is large enough for; where there is none, the largest's."""
+        if self.plans.is_of_their_form(inputs):
+            reason = self._unplanned.get(inputs)
+            if reason is None:
+                reason = "" if self._plan_beyond is None else self._plan_beyond(inputs)
+                self.forget_plans()
+                places = self.plans.places_for(inputs)
+                if places:
+                    return places
+                self._unplanned[inputs] = reason or ""
+                growth = growth_in_words(self.plans.largest.plan.inputs, inputs)
                 warnings.warn(
-                    f"{difference}: these inputs differ from those that were planned for in more than sizes, so the "
-                    "step runs by the plan for the largest size. Gradients are right, the predicted peak may not hold",
-                    stacklevel=4,
+                    f"{growth}, for which no plan can be made{f' ({reason})' if reason else ''}: the step runs by the "
+                    "plan for the largest size. Gradients are right, the budget may not hold",
+                    stacklevel=5,
                 )
-            return last
-        if place is None:
-            if self._plan_beyond is None:
-                return last
-            self._plan_beyond(inputs)
-            self.forget_plans()
-            place = self.plans.place_for(inputs)
-            last = len(self.plans.entries) - 1
-            if place is None:
-                return last
-        self._place_of_size = place
-        return min(place + self._skipped.get(place, 0), last)
+        elif not self._is_other_form_warned:
+            self._is_other_form_warned = True
+            difference = difference_in_words(self.plans.largest.plan.inputs, inputs)
+            warnings.warn(
+                f"{difference}: these inputs differ from those that were planned for in more than sizes, so the step "
+                "runs by the plan for the largest size. Gradients are right, the predicted peak may not hold",
+                stacklevel=5,
+            )
+        return (self.plans.entries.index(self.plans.largest),)
 
     def _switch_to(self, place: int) -> None:
         if place == self._place:

@@ -1,0 +1,1 @@
+"""The batch size that trains fastest within a budget."""

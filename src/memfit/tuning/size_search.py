@@ -1,0 +1,197 @@
+"""Predicts what the step takes at each batch size, and searches the sizes that train fastest within a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError
+from memfit.graph.model_profile import ModelProfile
+from memfit.graph.plan import Plan
+from memfit.planning.budgets import BudgetLike, HostBudgetLike, budget_in_bytes
+from memfit.planning.planner import plan as plan_step
+from memfit.profiling import ProfileMode
+from memfit.progress import Progress
+from memfit.sizes.scaled_profiles import ScaledProfiles
+from memfit.units import format_bytes
+
+# Sizes that are looked for are at most this factor apart around the best one.
+_CLOSEST_FACTOR = 1.1
+_MOST_DOUBLINGS = 24
+# The search begins with the first of these that the model takes: batch normalization takes no batch of 1.
+_FIRST_SIZES = (1, 2, 4, 8)
+
+
+class SizeCandidate(NamedTuple):
+    """A size, its plan, and what the step is predicted to take; without a plan, the error that says why."""
+
+    size: int
+    plan: Plan | None
+    seconds: float
+    error: Exception | None = None
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second; 0 without a plan."""
+        return self.size / self.seconds if self.plan is not None and self.seconds else 0.0
+
+
+class SizeSearch:
+    """Searches batch sizes of one step. ``profiled(size, mode)`` returns its profile."""
+
+    def __init__(
+        self,
+        profiled: Callable[[int, ProfileMode], ModelProfile],
+        budget: BudgetLike,
+        host_budget: HostBudgetLike,
+        progress: Progress,
+    ) -> None:
+        self._profiled = profiled
+        self._budget = budget
+        self._host_budget = host_budget
+        self._progress = progress
+        self._candidates: dict[int, SizeCandidate] = {}
+
+    def candidates(self, sizes: list[int] | None, *, stops_at_first_too_large: bool = False) -> list[SizeCandidate]:
+        """Return the ``sizes``, ascending, each with its plan; without, the sizes that were searched."""
+        self._progress.stage("profiling batches")
+        self._measure(sizes)
+        self._progress.stage("planning for sizes")
+        if sizes is None:
+            self._search()
+        else:
+            for size in sizes:
+                if self._candidate(size).plan is None and stops_at_first_too_large:
+                    break
+        found = sorted(self._candidates.values(), key=lambda each: each.size)
+        if all(each.plan is None for each in found):
+            raise self._none_fits(found)
+        return found
+
+    def _none_fits(self, found: list[SizeCandidate]) -> MemfitError:
+        infeasible = next((each for each in found if isinstance(each.error, InfeasibleBudgetError)), None)
+        if infeasible is None or not isinstance(infeasible.error, InfeasibleBudgetError):
+            return MemfitError(f"the step runs at none of the sizes; at size {found[0].size}: {found[0].error}")
+        return InfeasibleBudgetError(
+            f"not even a batch of size {infeasible.size} can be kept within {format_bytes(self._budget_bytes)}: "
+            f"{infeasible.error}",
+            minimum_bytes=infeasible.error.minimum_bytes,
+        )
+
+    def _measure(self, sizes: list[int] | None) -> None:
+        """Measure the step at the smallest size, and at one whose plain step is about as large as the budget."""
+        first, measured_first = self._first_measured(_FIRST_SIZES if sizes is None else tuple(sizes))
+        measured = {first: measured_first}
+        self._first_size = first
+        self._budget_bytes = budget_in_bytes(self._budget, measured_first)
+        self._profiles = ScaledProfiles(measured, self._fake, self._real_or_fake)
+        second = self._second_size(sizes)
+        if second != first:
+            try:
+                measured[second] = self._real_or_fake(second)
+            except InvalidParameterError:
+                raise
+            except Exception as error:
+                self._candidates[second] = SizeCandidate(second, None, math.inf, error)
+        if len({profile.measured_with for profile in measured.values()}) > 1:
+            measured = {each: profile for each, profile in measured.items() if profile.measured_with == "real step"}
+        self._profiles = ScaledProfiles(measured, self._fake, self._real_or_fake)
+
+    def _first_measured(self, sizes: tuple[int, ...]) -> tuple[int, ModelProfile]:
+        failed: Exception | None = None
+        for size in sizes:
+            try:
+                return size, self._real_or_fake(size)
+            except MemfitError:
+                raise
+            except Exception as error:
+                # The model does not take a batch of this size.
+                failed = failed or error
+                self._candidates[size] = SizeCandidate(size, None, math.inf, error)
+        assert failed is not None
+        raise failed
+
+    def _second_size(self, sizes: list[int] | None) -> int:
+        """Return the last size to which doubling leads that runs plain within the budget, or else the device.
+
+        The first one where there is none.
+        """
+        profile = self._profiles.at(self._first_size)
+        free_bytes = profile.peak_bytes if profile.free_bytes is None else profile.free_bytes
+        for most_bytes in (self._budget_bytes, max(self._budget_bytes, free_bytes)):
+            size = self._first_size
+            for _ in range(_MOST_DOUBLINGS):
+                larger = self._next_size(size, sizes)
+                peak_bytes = None if larger is None else self._plain_bytes(larger)
+                if larger is None or peak_bytes is None or peak_bytes > most_bytes:
+                    break
+                size = larger
+                if most_bytes > self._budget_bytes:
+                    return size
+            if size != self._first_size:
+                return size
+        return self._first_size
+
+    @staticmethod
+    def _next_size(size: int, sizes: list[int] | None) -> int | None:
+        return 2 * size if sizes is None else next((each for each in sizes if each > size), None)
+
+    def _plain_bytes(self, size: int) -> int | None:
+        """Return the peak of the plain step from fake tensors; None where it does not run on them."""
+        try:
+            return self._fake(size).peak_bytes
+        except InvalidParameterError:
+            raise
+        except MemfitError:
+            return None
+
+    def _fake(self, size: int) -> ModelProfile:
+        return self._profiled(size, "fake")
+
+    def _real_or_fake(self, size: int) -> ModelProfile:
+        try:
+            return self._profiled(size, "real")
+        except MemfitError as error:
+            if not isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise
+        # Outside of the handler, because an error under way keeps alive what the failed step had made.
+        return self._profiled(size, "fake")
+
+    def _candidate(self, size: int) -> SizeCandidate:
+        if size not in self._candidates:
+            self._candidates[size] = self._planned(size)
+        return self._candidates[size]
+
+    def _planned(self, size: int) -> SizeCandidate:
+        try:
+            profile = self._profiles.at(size)
+            plan = plan_step(profile, budget=self._budget_bytes, host_budget=self._host_budget)
+        except InvalidParameterError:
+            # What make_batch returned, which is wrong for all sizes.
+            raise
+        except Exception as error:
+            return SizeCandidate(size, None, math.inf, error)
+        return SizeCandidate(size, plan, profile.step_seconds * (1 + plan.predicted_overhead))
+
+    def _search(self) -> None:
+        """Double the size until none fits, then look more closely around the best."""
+        size = self._first_size
+        for _ in range(_MOST_DOUBLINGS):
+            if self._candidate(size).plan is None:
+                break
+            size *= 2
+        while True:
+            best = max(self._candidates.values(), key=lambda each: each.throughput)
+            gaps = [
+                (low, high)
+                for low, high in pairwise(sorted(self._candidates))
+                if best.size in (low, high) and high > _CLOSEST_FACTOR * low and high - low > 1
+            ]
+            if not gaps or best.plan is None:
+                return
+            low, high = max(gaps, key=lambda gap: gap[1] / gap[0])
+            self._candidate((low + high) // 2)
