@@ -131,3 +131,26 @@ def profile_without_the_other_ranks(rank: int) -> int:
 
 def test_one_rank_may_profile_a_model_of_its_own(ranks: RanksAtWork) -> None:
     assert ranks.run(profile_without_the_other_ranks)[0] > 0
+
+
+def fit_by_size(rank: int) -> dict[str, Any]:
+    """Fit for batches of two sizes, and train on batches of other sizes in each rank."""
+    model, batch = bare(rank, num_rows=64)
+    plain, _ = bare(rank, num_rows=64)
+    rows = [[64, 10], [10, 64], [40, 24]]
+    plain_losses = [trained(plain_ddp, batch[: each[rank]]) for plain_ddp in [in_ddp(plain)] for each in rows]
+    model = in_ddp(model)
+    with pytest.raises(memfit.InvalidParameterError, match="all processes of the job must give batches= of the same"):
+        memfit.fit(model, batches=[batch[: 8 + rank], batch], budget="1GiB")
+    budget = int(0.9 * memfit.profile(model, batch).peak_bytes)
+    fitted = memfit.fit(model, batches=[batch[:8], batch], budget=budget)
+    losses = [trained(model, batch[: each[rank]]) for each in rows]
+    return {"sizes": [entry.sizes for entry in fitted.plans.entries], "losses_agree": losses == plain_losses}
+
+
+def test_ranks_may_train_on_batches_of_other_sizes_and_give_the_same_to_fit(ranks: RanksAtWork) -> None:
+    first, second = ranks.run(fit_by_size)
+    assert first["sizes"] == second["sizes"]
+    assert first["sizes"][-1] == (64,)
+    assert first["losses_agree"]
+    assert second["losses_agree"]
