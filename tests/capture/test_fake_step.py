@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,3 +187,17 @@ def test_a_tensor_in_an_object_of_the_model_is_fake_too() -> None:
     fake, real = memfit.profile(model, batch, mode="fake"), memfit.profile(model, batch)
     assert fake.peak_bytes == peak_of_tensors(real)
     assert [value.num_bytes for value in fake.values] == [value.num_bytes for value in real.values]
+
+
+def test_a_step_may_copy_tensors_deeply() -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+
+    def step() -> None:
+        # As metrics do with their defaults: a number that was made a tensor, and a tensor from before the step.
+        copies = copy.deepcopy({"total": torch.tensor(1.0), "weight": model.weight})
+        (model(x).sum() * copies["total"] + copies["weight"].sum()).backward()
+        assert copies["weight"].grad is not None
+
+    fake, real = memfit.profile(model, step=step, mode="fake"), memfit.profile(model, step=step)
+    # A fake copy of a number keeps the number besides.
+    assert fake.peak_bytes == peak_of_tensors(real) + torch.float32.itemsize

@@ -64,7 +64,7 @@ def _profile_of(fake: TrainingStep, step: TrainingStep, fake_mode: FakeTensorMod
     """Return the profile of the ``fake`` step, which has the tensors of ``step`` as fake ones."""
     device = device_of(fake)
     state = KeptState(fake)
-    with _explained_limits(), fake_mode, loss_in_chunks_as_in(fake.model, step.model):
+    with _explained_limits(), fake_mode, _CopiesAreFake(fake_mode), loss_in_chunks_as_in(fake.model, step.model):
         if fake.optimizer is not None or fake.arguments.step is not None or fake.arguments.gradients == "kept":
             # These runs create the optimizer's state and the gradients.
             while not state.is_warm:
@@ -150,7 +150,10 @@ def _fake_of(fake_mode: FakeTensorMode, tensor: Tensor) -> Tensor:
 
 
 class _CopiesAreFake(TorchFunctionMode):
-    """Makes a deep copy of whatever holds tensors come with fake ones: batches may be objects of any class."""
+    """Makes deep copies have fake tensors: those of batches, of any class, and those that a step makes.
+
+    torch's own deep copy of a fake tensor that knows its number fails inside the mode.
+    """
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         super().__init__()
@@ -160,7 +163,11 @@ class _CopiesAreFake(TorchFunctionMode):
         if function is not Tensor.__deepcopy__:
             return function(*args, **(kwargs or {}))
         tensor, memo = args
-        if id(tensor) not in memo:
+        if id(tensor) in memo:
+            return memo[id(tensor)]
+        if isinstance(tensor, FakeTensor):
+            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        else:
             with unset_fake_temporarily():
                 # An attribute that an earlier step computed has a history, which no step goes back into.
                 known = tensor if tensor.is_leaf else tensor.detach()
