@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -33,8 +32,6 @@ def profile_of_real_step(step: TrainingStep) -> ModelProfile:
     with state.kept_optimizer():
         captured = capture_real_step(step, state)
         profile = captured.profile
-        for note in profile.notes if step.warns else ():
-            warnings.warn(f"of the step of this {type(step.model).__name__}: {note}", stacklevel=2)
         # All processes go on with the profile of the fullest one, so that all try, plan and decide the same.
         fullest = step.ranks.largest(profile, profile.peak_bytes)
         captured = captured._replace(profile=replace(fullest, device=profile.device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,3 +202,107 @@ def test_a_step_may_copy_tensors_deeply() -> None:
     fake, real = memfit.profile(model, step=step, mode="fake"), memfit.profile(model, step=step)
     # A fake copy of a number keeps the number besides.
     assert fake.peak_bytes == peak_of_tensors(real) + torch.float32.itemsize
+
+
+def accumulating_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
+    """Return a step that clips the gradients of two passes, and does not let go of the second loss."""
+
+    def step(batch: Tensor) -> None:
+        optimizer.zero_grad()
+        for part in batch.chunk(2):
+            loss = model(part).square().mean()
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+        optimizer.step()
+
+    return step
+
+
+class Tied(nn.Module):
+    """Two layers share a weight, buffers are written in the forward pass, one parameter is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.other.weight = self.one.weight
+        self.other.bias.requires_grad_(False)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(torch.tanh(self.norm(self.one(x))))
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["fresh", "used"])
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_users_step_has_the_same_ops_and_values_on_fake_tensors(name: str, is_used: bool) -> None:
+    torch.manual_seed(0)
+    model, batch = Tied(), torch.randn(6, 8)
+    optimizer = trained_optimizer(name, model, batch, foreach=False, is_used=is_used)
+    step = accumulating_step(model, optimizer)
+    real = memfit.profile(model, batch, step=step)
+    fake = memfit.profile(model, batch, step=step, mode="fake")
+    assert described_ops(fake) == described_ops(real)
+    assert described_values(fake) == described_values(real)
+    assert fake.peak_bytes == peak_of_tensors(real)
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["fresh", "used"])
+def test_a_users_step_on_fake_tensors_leaves_everything_as_it_was(is_used: bool) -> None:
+    torch.manual_seed(0)
+    model, batch = Tied(), torch.randn(6, 8)
+    optimizer = trained_optimizer("AdamW", model, batch, foreach=False, is_used=is_used)
+    gradient = model.one.bias.grad = torch.ones(8)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    contents = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    state, groups = optimizer.state, [list(group["params"]) for group in optimizer.param_groups]
+    entries = {parameter: dict(entry) for parameter, entry in state.items()}
+
+    memfit.profile(model, batch, step=accumulating_step(model, optimizer), mode="fake")
+    assert_fake_tensors_are_gone(model, optimizer, tensors)
+
+    def failing_step(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        raise ValueError("here")
+
+    with pytest.raises(MemfitError, match=r"could not be run on fake tensors \(ValueError: here\); use mode='real'"):
+        memfit.profile(model, batch, step=failing_step, mode="fake")
+    assert_fake_tensors_are_gone(model, optimizer, tensors)
+    assert all(torch.equal(tensor, contents[name]) for name, tensor in tensors.items())
+    assert model.one.bias.grad is gradient
+    assert torch.equal(gradient, torch.ones(8))
+    assert model.one.weight.grad is None
+    assert optimizer.state is state
+    assert all(
+        a is b
+        for now, before in zip(optimizer.param_groups, groups, strict=True)
+        for a, b in zip(now["params"], before, strict=True)
+    )
+    assert state.keys() == entries.keys()
+    assert all(state[key][name] is entry[name] for key, entry in entries.items() for name in entry)
+
+
+def assert_fake_tensors_are_gone(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
+) -> None:
+    now = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert now.keys() == tensors.keys()
+    assert all(now[name] is tensor for name, tensor in tensors.items())
+    assert all(type(tensor) is Tensor for entry in optimizer.state.values() for tensor in entry.values())
+
+
+def test_a_users_step_whose_gradients_are_hooked_is_refused_on_fake_tensors() -> None:
+    model, batch = nn.Linear(4, 4), torch.randn(2, 4)
+    model.weight.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(MemfitError, match=r"parameters have hooks .* use mode='real'"):
+        memfit.profile(model, batch, step=lambda x: model(x).sum().backward(), mode="fake")
+
+
+def test_a_users_step_that_knows_its_batch_reads_it_as_a_constant() -> None:
+    model, batch = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), torch.randn(6, 4)
+
+    def step() -> None:
+        model(batch).sum().backward()
+
+    fake = memfit.profile(model, step=step, mode="fake")
+    assert fake.peak_bytes == peak_of_tensors(memfit.profile(model, step=step))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,6 +25,7 @@ from memfit.capture.measuring.link import measured_link
 from memfit.capture.measuring.other_memory import let_libraries_allocate, other_memory
 from memfit.capture.measuring.roofline import Roofline
 from memfit.capture.recording.measured_blocks import measured_blocks
+from memfit.capture.recording.opaque_parts import opaque_parts
 from memfit.capture.recording.plain_timeline import plain_timeline_bytes
 from memfit.capture.recording.recorded_runs import record_step
 from memfit.capture.recording.step_recording import values_of
@@ -71,7 +72,7 @@ def _profile_of(fake: TrainingStep, step: TrainingStep, fake_mode: FakeTensorMod
                 with state.kept():
                     fake.run()
         with state.kept(), noting_inputs(fake.model) as inputs:
-            recording, called = record_step(fake, device, _is_real)
+            recording, called = record_step(fake, device, _existed_before(state))
     roofline_device = _device_to_measure(device)
     roofline = Roofline.of_device(
         roofline_device, {fact.dtype for fact in recording.facts if fact.flops and fact.dtype}
@@ -99,6 +100,7 @@ def _profile_of(fake: TrainingStep, step: TrainingStep, fake_mode: FakeTensorMod
         inputs=tuple(inputs),
         module_calls=recording.module_calls,
         link=measured_link(roofline_device),
+        notes=opaque_parts(bare_model(fake.model), recording),
     )
 
 
@@ -186,9 +188,10 @@ def _fake_number(state: Tensor, fake_mode: FakeTensorMode) -> Tensor:
         return torch.tensor(number, dtype=state.dtype)
 
 
-def _is_real(tensor: Tensor) -> bool:
-    """Whatever meets the fake step and is not fake itself was there before: constants, targets in the loss."""
-    return not isinstance(tensor, FakeTensor)
+def _existed_before(state: KeptState) -> Callable[[Tensor], bool]:
+    """Return whether a tensor was there before the step: state of optimizers, and whatever meets it and is not fake."""
+    storages = {tensor.untyped_storage()._cdata for tensor in state.optimizer_tensors()}
+    return lambda tensor: not isinstance(tensor, FakeTensor) or tensor.untyped_storage()._cdata in storages
 
 
 @contextmanager

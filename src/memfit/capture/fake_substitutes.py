@@ -32,7 +32,9 @@ def fake_tensors_in(step: TrainingStep, make_fake: MakeFake) -> Iterator[None]:
     }
     for parameter in parameters.values():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise MemfitError("parameters have hooks that run in the backward pass, which fake ones would not have")
+            raise MemfitError(
+                "parameters have hooks that run in the backward pass, which fake ones would not have; use mode='real'"
+            )
     fakes: dict[int, Tensor] = {}
 
     def fake_of(tensor: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,28 +13,19 @@ from memfit.capture.measuring.devices import device_of, memory_bytes
 from memfit.capture.measuring.fused_costs import with_fused_replays
 from memfit.capture.measuring.link import measured_link
 from memfit.capture.measuring.op_costs import OpMeter, with_costs
-from memfit.capture.measuring.other_memory import LEFT_BEHIND, SKIPPED_BLOCKS, other_memory, outside_value
+from memfit.capture.measuring.other_memory import with_other_memory
 from memfit.capture.measuring.roofline import copied_bytes_per_second
 from memfit.capture.measuring.step_times import SynchronizedStep, timed_back_to_back, timed_synchronized
 from memfit.capture.measuring.throttling import throttled_ops, unthrottled_share
-from memfit.capture.recording.measured_blocks import (
-    bytes_of_skipped_blocks,
-    measured_blocks,
-    values_leaving_skipped_blocks,
-)
-from memfit.capture.recording.recorded_runs import (
-    bytes_left_behind,
-    leaves_something,
-    no_garbage_collection,
-    record_step,
-    values_saved_beyond,
-)
-from memfit.capture.recording.step_recording import OpFacts, Recording, values_of
+from memfit.capture.recording.measured_blocks import measured_blocks
+from memfit.capture.recording.opaque_parts import opaque_parts
+from memfit.capture.recording.recorded_runs import left_behind, no_garbage_collection, record_step
+from memfit.capture.recording.step_recording import OpFacts, Recording, always_saved, values_of
 from memfit.capture.state.kept_state import KeptState, existed_before
-from memfit.capture.step_variants import choose_variant, random_states
+from memfit.capture.step_variants import Variants, choose_variant, random_states
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import bare_model, warn_of_dtensors
-from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp, RecordedValue
+from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp
 from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.applying.fingerprint import fingerprint_of
 from memfit.runtime.applying.model_inputs import noting_inputs
@@ -57,6 +48,14 @@ class CapturedStep(NamedTuple):
     forward_waits: bool
 
 
+class _RecordedStep(NamedTuple):
+    """The run of the step that is measured: its recording, the modules that ran, and how other runs differ."""
+
+    recording: Recording
+    called: Sequence[str]
+    variants: Variants
+
+
 def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
     """Measure ``step`` on the device it runs on, inside the block of ``state.kept_optimizer()``."""
     device = device_of(step)
@@ -66,18 +65,8 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
         with state.kept(), noting_inputs(step.model) as inputs:
             step.run()
     step.have_one_model = len(set(step.ranks.gathered(fingerprint_of(step.model)))) == 1
-    with state.kept():
-        before = random_states()
-        recording, called = record_step(step, device, existed_before)
-        decides = before != random_states() or _forward_waits(recording.ops, recording.facts)
-    variants = choose_variant(step, state, device, recording.outside, decides=decides)
-    if variants.notes:
-        with state.kept():
-            recording, called = record_step(step, device, existed_before)
-    leaves = any(step.ranks.gathered(leaves_something(recording)))
-    left_bytes = bytes_left_behind(step, state, device) if leaves else 0
-    if recording.has_dtensors:
-        warn_of_dtensors(step.model)
+    recording, called, variants = _recorded(step, state, device)
+    left = left_behind(step, state, device, recording)
     with state.kept(), no_garbage_collection():
         allocated_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
         peak_bytes = allocated_peak(step.run, device, held=recording.outside)
@@ -93,36 +82,19 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
     values = values_of(recording)
     if fuses_on(device):
         ops = with_fused_replays(ops, recording.facts, values, copied_bytes_per_second(device))
-    if allocated_bytes is not None:
-        values += (other_memory(values, allocated_bytes),)
-    if variants.varying:
-        values = tuple(
-            replace(value, replays_exactly=value.replays_exactly and not _is_made_by(value, ops, variants.varying))
-            for value in values
-        )
-    if left_bytes:
-        # A dropped one would keep what it is replayed from as long.
-        kept = values_saved_beyond(recording)
-        values = tuple(
-            replace(value, replays_exactly=value.replays_exactly and index not in kept)
-            for index, value in enumerate(values)
-        )
-        values += (outside_value(values, LEFT_BEHIND, left_bytes),)
-    blocks = measured_blocks(bare_model(step.model), called, ops, values)
-    if variants.skipped:
-        leaving = values_leaving_skipped_blocks(bare_model(step.model), variants.skipped, ops, blocks)
-        values = tuple(
-            replace(value, replays_exactly=value.replays_exactly and index not in leaving)
-            for index, value in enumerate(values)
-        )
-    if skipped_bytes := bytes_of_skipped_blocks(bare_model(step.model), blocks, variants.called):
-        values += (outside_value(values, SKIPPED_BLOCKS, skipped_bytes),)
-        peak_bytes += skipped_bytes
+    model = bare_model(step.model)
+    blocks = measured_blocks(model, called, ops, values)
+    skipped_bytes = variants.bytes_of_skipped_blocks(model, blocks, ops, values)
     profile = ModelProfile(
         ops=ops,
-        values=values,
+        values=with_other_memory(
+            always_saved(values, left.values | variants.values_to_save(model, ops, blocks)),
+            allocated_bytes=allocated_bytes,
+            left_bytes=left.num_bytes,
+            skipped_bytes=skipped_bytes,
+        ),
         blocks=blocks,
-        peak_bytes=peak_bytes,
+        peak_bytes=peak_bytes + skipped_bytes,
         step_seconds=step_seconds,
         device=str(device),
         fingerprint=fingerprint_of(step.model),
@@ -133,9 +105,26 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
         module_calls=recording.module_calls,
         link=measured_link(device),
         unthrottled_share=unthrottled_share(unthrottled, ops),
-        notes=variants.notes,
+        notes=variants.notes + opaque_parts(model, recording),
     )
     return CapturedStep(profile, synchronized, _forward_waits(ops, recording.facts))
+
+
+def _recorded(step: TrainingStep, state: KeptState, device: torch.device) -> _RecordedStep:
+    """Return a recording of the step; where its runs differ, of the largest."""
+    with state.kept():
+        before = random_states()
+        recording, called = record_step(step, device, existed_before)
+        decides = before != random_states() or _forward_waits(recording.ops, recording.facts)
+    if recording.has_dtensors:
+        warn_of_dtensors(step.model)
+    variants = choose_variant(step, state, device, decides=decides)
+    for note in variants.notes if step.warns else ():
+        warnings.warn(f"of the step of this {type(step.model).__name__}: {note}", stacklevel=2)
+    if variants.notes:
+        with state.kept():
+            recording, called = record_step(step, device, existed_before)
+    return _RecordedStep(recording, called, variants)
 
 
 def _timed_ops(
@@ -145,13 +134,6 @@ def _timed_ops(
     with state.kept(), meter:
         step.run_forward_and_backward()
     return with_costs(recording.ops, recording.facts, meter.costs(), device)
-
-
-def _is_made_by(value: RecordedValue, ops: Sequence[RecordedOp], kinds: Collection[tuple[str, str]]) -> bool:
-    if value.op_index is None:
-        return False
-    op = ops[value.op_index]
-    return op.module is not None and (op.module, op.op) in kinds
 
 
 def _forward_waits(ops: Sequence[RecordedOp], facts: list[OpFacts]) -> bool:

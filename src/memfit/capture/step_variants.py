@@ -1,4 +1,4 @@
-"""Finds steps whose structure is random or changes after the first, and chooses the largest run of them to measure.
+"""Finds steps whose structure is random or changes from step to step, and chooses the largest run of them to measure.
 
 A model that skips layers at random runs other ops in each step, and one that sets itself up in its first step runs
 others from then on. A plan for the largest run holds for smaller ones too: each block finds its own decisions.
@@ -9,113 +9,159 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from memfit.capture.recording.recorded_runs import no_garbage_collection
+from memfit.capture.recording.measured_blocks import bytes_of_skipped_blocks, values_leaving_skipped_blocks
 from memfit.capture.recording.structure import Structure, structure_of_run
 from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
-from memfit.runtime.allocation_meter import allocated_peak
+from memfit.distributed.ranks import Ranks
+from memfit.graph.model_profile import Block, RecordedOp, RecordedValue
 
-# Enough to notice a layer that is skipped in one step of ten, of four layers or more.
+# The first steps of a loop that are looked at where one step changes what the next one begins with.
+_NUM_STEPS = 4
+# So many seeds notice a layer that is skipped in one step of ten in 99 of 100 models with twelve of them.
 _NUM_FIRST_SEEDS = 3
 # Where they differ, so many more: with twelve layers, each skipped in one step of ten, all run in one of four steps.
 _NUM_MORE_SEEDS = 20
 
 
 class Variants(NamedTuple):
-    """What was found: ``called`` are the modules that ran in any run, ``notes`` say what differs, in words.
+    """The runs of a step that were looked at, of which ``chosen`` is measured; ``notes`` say what differs, in words."""
 
-    ``skipped`` are those that did not run in some.
-    ``varying`` are the ops, by module and op, that a module calls more often in some runs than in others: their calls
-    cannot be told apart by counting.
-    """
+    runs: tuple[Structure, ...] = ()
+    chosen: Structure | None = None
+    notes: tuple[str, ...] = ()
 
-    called: frozenset[str]
-    skipped: frozenset[str]
-    notes: tuple[str, ...]
-    varying: frozenset[tuple[str, str]]
+    def bytes_of_skipped_blocks(
+        self, model: nn.Module, blocks: Sequence[Block], ops: Sequence[RecordedOp], values: Sequence[RecordedValue]
+    ) -> int:
+        """Return what the blocks that ran in other runs only would take, beside those of the chosen one."""
+        called = frozenset().union(*(run.called for run in self.runs))
+        return bytes_of_skipped_blocks(model, blocks, called, ops, values)
+
+    def values_to_save(self, model: nn.Module, ops: Sequence[RecordedOp], blocks: Sequence[Block]) -> set[int]:
+        """Return the values that plans must save: those that other runs have not, or not under the same address.
+
+        That is what a module's op makes that runs more often in some runs than in others, since its calls cannot be
+        told apart by counting, and what leaves blocks that are skipped in some.
+        """
+        if self.chosen is None:
+            return set()
+        called = frozenset().union(*(run.called for run in self.runs))
+        skipped = called - frozenset.intersection(*(run.called for run in self.runs))
+        varying = frozenset().union(*(self.chosen.varying_ops(run) for run in self.runs))
+        of_varying = {
+            value
+            for op in ops
+            if op.module is not None and (op.module, op.op) in varying
+            for value in op.outputs
+            if value is not None
+        }
+        return of_varying | values_leaving_skipped_blocks(model, skipped, ops, blocks)
 
 
-def random_states() -> tuple[Any, ...]:
+def random_states() -> tuple[str, ...]:
     """Return the state of the random number generators that decide in Python: where one changes, it was drawn from."""
     numpy = sys.modules.get("numpy")
-    state = () if numpy is None else numpy.random.get_state(legacy=False)["state"]
-    return random.getstate(), str(state)
+    return str(random.getstate()), "" if numpy is None else str(numpy.random.get_state(legacy=False))
 
 
-def choose_variant(
-    step: TrainingStep, state: KeptState, device: torch.device, held: Sequence[torch.Tensor], *, decides: bool
-) -> Variants:
-    """Set ``step`` to the largest of its runs; ``decides`` is whether Python read random numbers or numbers of tensors.
+def choose_variant(step: TrainingStep, state: KeptState, device: torch.device, *, decides: bool) -> Variants:
+    """Let the largest run of ``step`` be the one that is measured, where runs of it differ.
 
-    Without that, no structure can be random. The next step is looked at where a step changes what later ones read.
+    ``decides`` is whether Python read random numbers, or numbers of tensors: without that, no structure is random, and
+    none depends on the tensors that the step before wrote.
     """
+    decides = step.branches_at_random = any(step.ranks.gathered(decides or state.draws_random_numbers))
+    begins_otherwise = state.changes_attributes or (decides and state.writes_tensors)
+    runs: dict[Any, Structure] = {}
     notes: list[str] = []
-    called: frozenset[str] = frozenset()
-    skipped: frozenset[str] = frozenset()
-    varying: frozenset[tuple[str, str]] = frozenset()
-    decides = step.branches_at_random = any(step.ranks.gathered(decides))
-    if any(step.ranks.gathered(state.changes_between_steps)) and decides:
-        notes += _choose_first_or_later(step, state, device, held)
-    if decides:
-        runs: dict[int | None, Structure] = {None: _structure(step, state, None)}
-        for seed in range(1, _NUM_FIRST_SEEDS + 1):
-            runs[seed] = _structure(step, state, seed)
-        difference = _first_difference(list(runs.values()))
-        if step.ranks.agreed(difference) is not None:
-            for seed in range(_NUM_FIRST_SEEDS + 1, _NUM_FIRST_SEEDS + _NUM_MORE_SEEDS + 1):
-                runs[seed] = _structure(step, state, seed)
-            step.random_seed = step.ranks.agreed(max(runs, key=lambda seed: runs[seed].size))
+    if any(step.ranks.gathered(begins_otherwise)):
+        runs = {("step", number): run for number, run in enumerate(_first_steps(step, state, device))}
+        difference = _difference_among(step.ranks, runs)
+        if difference is not None:
+            _, step.num_steps_before = _largest(step.ranks, runs)
             notes.append(
-                f"its structure is random: {difference}. It is planned for the largest of {len(runs)} runs with other "
-                "random numbers"
+                f"its first steps differ: {difference}. It is planned for step {1 + step.num_steps_before}, the "
+                f"largest of the first {len(runs)}"
             )
-        called = frozenset().union(*(run.called for run in runs.values()))
-        skipped = called - frozenset.intersection(*(run.called for run in runs.values()))
-        chosen = runs[step.random_seed]
-        varying = frozenset().union(*(chosen.varying_ops(run) for run in runs.values()))
-    return Variants(called, skipped, tuple(notes), varying)
+    chosen: Any = ("step", step.num_steps_before)
+    if decides:
+        of_seeds: dict[Any, Structure] = {
+            ("seed", seed): _run(step, state, device, seed) for seed in (None, *range(_NUM_FIRST_SEEDS))
+        }
+        difference = _difference_among(step.ranks, of_seeds)
+        if difference is not None:
+            for seed in range(_NUM_FIRST_SEEDS, _NUM_FIRST_SEEDS + _NUM_MORE_SEEDS):
+                of_seeds["seed", seed] = _run(step, state, device, seed)
+            _, step.random_seed = _largest(step.ranks, of_seeds)
+            notes.append(
+                f"its structure is random: {difference}. It is planned for the largest of {len(of_seeds)} runs with "
+                "other random numbers"
+            )
+        chosen = ("seed", step.random_seed)
+        runs |= of_seeds
+    if not notes:
+        return Variants()
+    _warm_up(step, state, {seed: run for (kind, seed), run in runs.items() if kind == "seed"})
+    return Variants(tuple(runs.values()), runs[chosen], tuple(notes))
 
 
-def _structure(step: TrainingStep, state: KeptState, seed: int | None) -> Structure:
+def _warm_up(step: TrainingStep, state: KeptState, runs: Mapping[int | None, Structure]) -> None:
+    """Run whole steps that call all that any run calls, so that optimizers have the state that they have in a loop."""
+    chosen = step.random_seed
+    seeds, missing = [chosen], frozenset().union(*(run.called for run in runs.values()))
+    missing -= runs[chosen].called if chosen in runs else missing
+    while missing:
+        seeds.append(max(runs, key=lambda seed: len(runs[seed].called & missing)))
+        missing -= runs[seeds[-1]].called
+    # In the same order in all processes, the chosen one last.
+    for seed in reversed(list(dict.fromkeys(itertools.chain.from_iterable(step.ranks.gathered(seeds))))):
+        step.random_seed = seed
+        with state.kept(may_write_more=True):
+            step.run()
+
+
+def _run(step: TrainingStep, state: KeptState, device: torch.device, seed: int | None) -> Structure:
     step.random_seed = seed
     try:
         # Looking for writes changes which ops run, so that it takes a run of its own.
         with state.kept(may_write_more=True):
             step.run()
         with state.kept():
-            return structure_of_run(step)
+            return structure_of_run(step, device, state.run_watched, whole=False)
     finally:
         step.random_seed = None
 
 
-def _first_difference(runs: Sequence[Structure]) -> str | None:
-    differences = (one.difference_from(other) for one, other in itertools.pairwise(runs))
-    return next((difference for difference in differences if difference is not None), None)
+def _first_steps(step: TrainingStep, state: KeptState, device: torch.device) -> list[Structure]:
+    """Run the first steps of a loop, all with the same random numbers: only what they change makes a difference."""
+    runs: list[Structure] = []
+    step.random_seed = 0
+    try:
+        with state.kept():
+            for number in range(_NUM_STEPS):
+                if number:
+                    state.begin_next()
+                runs.append(structure_of_run(step, device, state.run_watched, whole=True))
+    finally:
+        step.random_seed = None
+    return runs
 
 
-def _choose_first_or_later(
-    step: TrainingStep, state: KeptState, device: torch.device, held: Sequence[torch.Tensor]
-) -> list[str]:
-    """Let the second step be measured where it differs from the first and needs as much; return what differs."""
-    structures: list[Structure] = []
-    for num_steps_before in (0, 1):
-        step.num_steps_before = num_steps_before
-        # The same random numbers in both, so that only what the first step left makes a difference.
-        structures.append(_structure(step, state, 0))
-    difference = step.ranks.agreed(_first_difference(structures))
-    if difference is None:
-        step.num_steps_before = 0
-        return []
-    peaks = []
-    for num_steps_before in (0, 1):
-        step.num_steps_before = num_steps_before
-        with state.kept(), no_garbage_collection():
-            peaks.append(allocated_peak(step.run, device, held=held))
-    step.num_steps_before = step.ranks.agreed(int(peaks[1] >= peaks[0]))
-    planned = "later steps, which need" if step.num_steps_before else "the first step, which needs"
-    return [f"its first step differs from later ones: {difference}. It is planned for {planned} more memory"]
+def _difference_among(ranks: Ranks, runs: Mapping[Any, Structure]) -> str | None:
+    """Return what differs among the runs of any process, in words."""
+    differences = (one.difference_from(other) for one, other in itertools.pairwise(runs.values()))
+    difference = next((each for each in differences if each is not None), None)
+    return next((each for each in ranks.gathered(difference) if each is not None), None)
+
+
+def _largest(ranks: Ranks, runs: Mapping[Any, Structure]) -> Any:
+    """Return the run with the highest peak in any process."""
+    peaks = ranks.gathered({key: run.peak_bytes for key, run in runs.items()})
+    return max(runs, key=lambda key: max(of_rank[key] for of_rank in peaks))

@@ -53,9 +53,14 @@ def infeasible(
         f"the smallest budget found for this step is {format_bytes(smallest_bytes)} "
         f"({_bound(step, smallest_bytes, least_peak_bytes, host_budget_bytes)}), and the given one is "
         f"{format_bytes(budget_bytes)} ({budget_bytes} bytes). What holds the peak: {held}; it is reached at "
-        f"{at_peak}. Give at least budget={smallest_bytes}; what lowers the peak further: {', '.join(advice)}",
+        f"{at_peak}. Give at least budget={smallest_bytes}; what lowers the peak further: {', '.join(advice)}"
+        f"{_limits(step.profile)}",
         minimum_bytes=smallest_bytes,
     )
+
+
+def _limits(profile: ModelProfile) -> str:
+    return f". What limits plans for this step: {'; '.join(profile.notes)}" if profile.notes else ""
 
 
 def bytes_from_before(profile: ModelProfile) -> Counter[str]:

@@ -12,6 +12,22 @@ LEFT_BEHIND = "(left by the step before)"
 SKIPPED_BLOCKS = "(blocks that the measured run skipped)"
 
 
+def with_other_memory(
+    values: tuple[RecordedValue, ...], *, allocated_bytes: int | None, left_bytes: int, skipped_bytes: int
+) -> tuple[RecordedValue, ...]:
+    """Return ``values`` with what else takes memory during the whole step.
+
+    That is what the allocator holds before it (None where that is not known), what the step before left behind, and
+    what blocks would save that the measured run skipped.
+    """
+    if allocated_bytes is not None:
+        values += (other_memory(values, allocated_bytes),)
+    for name, num_bytes in ((LEFT_BEHIND, left_bytes), (SKIPPED_BLOCKS, skipped_bytes)):
+        if num_bytes:
+            values += (outside_value(values, name, num_bytes),)
+    return values
+
+
 def other_memory(values: Sequence[RecordedValue], allocated_bytes: int) -> RecordedValue:
     """Return, as a value from outside the step, what the allocator holds beyond those of ``values`` that are."""
     known_bytes = sum({value.storage: value.num_bytes for value in values if value.op_index is None}.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import nn
 
@@ -22,15 +22,45 @@ def measured_blocks(
     )
 
 
-def bytes_of_skipped_blocks(model: nn.Module, blocks: Sequence[Block], called: Collection[str]) -> int:
-    """Return what the blocks among the ``called`` modules would have saved at most that are none of ``blocks``."""
-    known = {block.path: block.layer.activation_size_bytes for block in blocks}
-    skipped = [path for path in find_blocks(model, called) if path not in known]
-    kinds = {path: type(model.get_submodule(path)) for path in (*known, *skipped)}
-    return sum(
-        max((num_bytes for path, num_bytes in known.items() if kinds[path] is kinds[block]), default=0)
+def bytes_of_skipped_blocks(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    called: Collection[str],
+    ops: Sequence[RecordedOp],
+    values: Sequence[RecordedValue],
+) -> int:
+    """Return what the blocks among the ``called`` modules would take at most that are none of ``blocks``.
+
+    For each that is what the largest block of its kind saves, with what the model makes between that and the next
+    block, and the gradients of its parameters.
+    """
+    saved_by = {block.path: saved for block, saved in zip(blocks, _saved_bytes(blocks, ops, values), strict=True)}
+    skipped = [path for path in find_blocks(model, called) if path not in saved_by]
+    kinds = {path: type(model.get_submodule(path)) for path in (*saved_by, *skipped)}
+    saved_bytes = sum(
+        max((num_bytes for path, num_bytes in saved_by.items() if kinds[path] is kinds[block]), default=0)
         for block in skipped
     )
+    with_gradients = {
+        parameter: parameter.nbytes
+        for path in skipped
+        for parameter in model.get_submodule(path).parameters()
+        if parameter.requires_grad
+    }
+    return saved_bytes + sum(with_gradients.values())
+
+
+def _saved_bytes(blocks: Sequence[Block], ops: Sequence[RecordedOp], values: Sequence[RecordedValue]) -> Iterator[int]:
+    """Yield for each block what autograd saves of what is made from its beginning to that of the next one."""
+    begins = [
+        next((number for number, op in enumerate(ops) if op.module is not None and is_within(op.module, block.path)), 0)
+        for block in blocks
+    ]
+    for block, begin in zip(blocks, begins, strict=True):
+        end = min((other for other in begins if other > begin), default=None)
+        made = {index for op in ops[begin:end] if end is not None for index in op.outputs if index is not None}
+        between = sum(values[index].num_bytes for index in made if values[index].is_saved)
+        yield max(block.layer.activation_size_bytes, between)
 
 
 def values_leaving_skipped_blocks(

@@ -40,6 +40,10 @@ class ModuleScopes:
 
     def __init__(self, position: Callable[[], int] = lambda: 0, is_forward: Callable[[], bool] = lambda: True) -> None:
         self.seen: dict[str, None] = {}
+        # The outermost modules that a backward pass called, as a checkpoint does to recompute them.
+        self.recomputed: dict[str, None] = {}
+        # Whether a module that was called from outside returned keys and values for later calls.
+        self.returns_cache = False
         self.position = position
         self.is_forward = is_forward
         self._stack: list[str | None] = [None]
@@ -94,11 +98,15 @@ class ModuleScopes:
             self.seen[path] = None
             if len(self._stack) == 1:
                 self._is_in_forward = not is_in_backward()
+                if not self._is_in_forward:
+                    self.recomputed[path] = None
                 self._begin_pass()
             call = self._begin_call(path) if len(paths) == 1 and self._is_recordable() else None
             self._stack.append(path)
             try:
-                return forward(*args, **kwargs)
+                result = forward(*args, **kwargs)
+                self.returns_cache |= len(self._stack) == 2 and getattr(result, "past_key_values", None) is not None
+                return result
             finally:
                 self._stack.pop()
                 self._is_in_forward &= len(self._stack) > 1

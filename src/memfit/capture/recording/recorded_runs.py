@@ -1,10 +1,11 @@
-"""The run of a step that makes a recording."""
+"""The runs of a step that are recorded."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,14 +31,47 @@ def record_step(step: TrainingStep, device: torch.device, is_outside: IsOutside)
             step.run(recorder.enter_phase if step.has_exact_phases else None)
     finally:
         recording = recorder.close()
+    recording.recomputed_modules = tuple(scopes.recomputed)
+    recording.returns_cache = scopes.returns_cache
     return recording, list(scopes.seen)
 
 
-def bytes_left_behind(step: TrainingStep, state: KeptState, device: torch.device) -> int:
-    """Return what a forward pass leaves allocated until the next step is under way, such as an older autograd graph.
+class LeftBehind(NamedTuple):
+    """What a forward pass leaves allocated until the next step is under way, such as an older autograd graph.
+
+    ``values`` are those that no backward pass lets go of: a dropped one would keep what it is replayed from as long.
+    """
+
+    num_bytes: int = 0
+    values: frozenset[int] = frozenset()
+
+
+def left_behind(step: TrainingStep, state: KeptState, device: torch.device, recording: Recording) -> LeftBehind:
+    """Return what the recorded step leaves behind, from two steps in a row where it leaves anything.
 
     What stays for good, such as a cache, is not part of it.
     """
+    if not any(step.ranks.gathered(_leaves_something(recording))):
+        return LeftBehind()
+    num_bytes = _bytes_left_behind(step, state, device)
+    if not num_bytes:
+        return LeftBehind()
+    return LeftBehind(num_bytes, frozenset(save.value for save in recording.saves if save.released_after is None))
+
+
+def _leaves_something(recording: Recording) -> bool:
+    """Return whether something that the forward pass allocated outlives the step."""
+    from_outside = {value.storage for value in recording.values if value.op_index is None}
+    return any(
+        value.op_index is not None
+        and recording.ops[value.op_index].phase is Phase.FORWARD
+        and value.storage not in recording.died_after
+        and value.storage not in from_outside
+        for value in recording.values
+    )
+
+
+def _bytes_left_behind(step: TrainingStep, state: KeptState, device: torch.device) -> int:
     with state.kept(may_write_more=True):
         step.run()
         state.begin_next()
@@ -61,21 +95,6 @@ def bytes_left_behind(step: TrainingStep, state: KeptState, device: torch.device
         and recording.ops[value.op_index].phase is Phase.FORWARD
     }
     return sum(left.values())
-
-
-def leaves_something(recording: Recording) -> bool:
-    """Return whether something that the forward pass made outlives the step."""
-    return any(
-        value.op_index is not None
-        and recording.ops[value.op_index].phase is Phase.FORWARD
-        and value.storage not in recording.died_after
-        for value in recording.values
-    )
-
-
-def values_saved_beyond(recording: Recording) -> set[int]:
-    """Return the values that autograd still has a save of when the step is over, since no backward pass went there."""
-    return {save.value for save in recording.saves if save.released_after is None}
 
 
 def _buffers_of(step: TrainingStep) -> list[Tensor]:

@@ -326,6 +326,8 @@ class StepRecorder(OpInterceptor):
             self.recording.has_dtensors = True
         # What a backward pass saves (of a double backward, of a checkpoint's second forward) is no forward value's.
         if not is_plain(tensor) or not is_strided(tensor) or self._phase is not Phase.FORWARD:
+            if self._phase is Phase.FORWARD:
+                self.recording.opaque_saves.add(_kind_of(tensor))
             return tensor if tensor.is_leaf else tensor.detach()
         index = self._value_of(tensor)
         assert index is not None
@@ -384,3 +386,10 @@ def _replay_of(rule: OpRule, args: Any, written: list[Tensor]) -> Replay:
     if not torch.is_grad_enabled():
         return Replay.NO_GRAD
     return Replay.YES if is_repeatable(rule, args) else Replay.UNORDERED
+
+
+def _kind_of(tensor: Tensor) -> str:
+    """Return what a tensor without a plain storage is called."""
+    if tensor.is_nested:
+        return "NestedTensor"
+    return type(tensor).__name__ if not is_plain(tensor) else str(tensor.layout).removeprefix("torch.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -79,6 +80,12 @@ class Recording:
     module_calls: tuple[ModuleCall, ...] = ()
     # Whether the forward pass ran ops on DTensors, whose values are not recorded.
     has_dtensors: bool = False
+    # The kinds of tensors without an own storage that autograd saved in the forward pass.
+    opaque_saves: set[str] = field(default_factory=set)
+    # Outermost modules that ran once more in the backward pass.
+    recomputed_modules: tuple[str, ...] = ()
+    # Whether the model returned keys and values for later calls.
+    returns_cache: bool = False
 
 
 def values_of(recording: Recording) -> tuple[RecordedValue, ...]:
@@ -105,6 +112,14 @@ def values_of(recording: Recording) -> tuple[RecordedValue, ...]:
             saves=tuple(sorted(saves.get(index, ()), key=_when_used)),
         )
         for index, value in enumerate(recording.values)
+    )
+
+
+def always_saved(values: Sequence[RecordedValue], indices: Collection[int]) -> tuple[RecordedValue, ...]:
+    """Return ``values`` with those at ``indices`` marked as ones that no plan drops."""
+    return tuple(
+        replace(value, replays_exactly=value.replays_exactly and index not in indices)
+        for index, value in enumerate(values)
     )
 
 

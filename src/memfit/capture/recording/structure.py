@@ -1,30 +1,36 @@
-"""Which ops run in which modules in one forward pass, by which passes of different structure are told apart."""
+"""Which ops run in which modules in one run of a step, by which runs of different structure are told apart."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from memfit.capture.recording.module_scopes import ModuleScopes
+from memfit.capture.recording.recorded_runs import no_garbage_collection
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import bare_model
+from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.engine.interception import OpInterceptor
 from memfit.runtime.engine.op_rules import Treatment, rule_for
+from memfit.units import format_bytes
+
+# Peaks of equal ops that differ by more come from tensors of other sizes.
+_SAME_PEAK = 0.005
+RunOp = Callable[[Any, Any, Any, Any], Any]
 
 
 class Structure(NamedTuple):
-    """How often each op ran with gradients in each module, by module and op, and the modules that were called."""
+    """How often each op ran with gradients in each module, by module and op, and the modules that were called.
+
+    ``peak_bytes`` is the most that the run allocated.
+    """
 
     num_calls: Mapping[tuple[str, str], int]
     called: frozenset[str]
-
-    @property
-    def size(self) -> int:
-        """How many ops ran."""
-        return sum(self.num_calls.values())
+    peak_bytes: int
 
     def varying_ops(self, other: Structure) -> set[tuple[str, str]]:
         """Return the ops, by module and op, whose number within one call of their module is another in ``other``."""
@@ -41,31 +47,32 @@ class Structure(NamedTuple):
             missing = sorted(more.called - less.called, key=lambda path: (path.count("."), path))
             if missing:
                 return f"{missing[0]} is called in some runs and skipped in others"
-        counts = {**self.num_calls, **other.num_calls}
-        for module, op in counts:
-            numbers = sorted({self.num_calls.get((module, op), 0), other.num_calls.get((module, op), 0)})
-            if len(numbers) > 1:
-                return f"{op} runs {numbers[0]} times in {module or 'the model itself'}, or {numbers[1]} times"
+        for module, op in {**self.num_calls, **other.num_calls}:
+            fewer, more_often = sorted((self.num_calls.get((module, op), 0), other.num_calls.get((module, op), 0)))
+            if fewer < more_often:
+                return f"{op} runs {fewer} times in {module or 'the model itself'}, or {more_often} times"
+        smaller, larger = sorted((self.peak_bytes, other.peak_bytes))
+        if larger > smaller * (1 + _SAME_PEAK):
+            return f"the same ops take {format_bytes(smaller)} in some runs and {format_bytes(larger)} in others"
         return None
 
 
-def structure_of_run(step: TrainingStep) -> Structure:
-    """Run the forward pass of ``step``, or all of a step function, and return its structure."""
+def structure_of_run(step: TrainingStep, device: torch.device, run_op: RunOp, *, whole: bool) -> Structure:
+    """Run ``step``, only its forward pass where it has one and ``whole`` is not asked for; return its structure."""
     scopes = ModuleScopes()
-    counter = _OpCounter(scopes)
-    with scopes.save_hooks(bare_model(step.model)), counter:
-        if step.arguments.step is None:
-            step.run_forward()
-        else:
-            step.run_forward_and_backward()
-    return Structure(counter.num_calls, frozenset(scopes.seen))
+    counter = _OpCounter(scopes, run_op)
+    run = step.run if whole or step.arguments.step is not None else step.run_forward
+    with scopes.save_hooks(bare_model(step.model)), no_garbage_collection(), counter:
+        peak_bytes = allocated_peak(run, device)
+    return Structure(counter.num_calls, frozenset(scopes.seen), peak_bytes)
 
 
 class _OpCounter(OpInterceptor):
-    def __init__(self, scopes: ModuleScopes) -> None:
+    def __init__(self, scopes: ModuleScopes, run_op: RunOp) -> None:
         super().__init__()
         self.num_calls: Counter[tuple[str, str]] = Counter()
         self._scopes = scopes
+        self._run_op = run_op
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         module = self._scopes.current
@@ -73,4 +80,4 @@ class _OpCounter(OpInterceptor):
             rule = rule_for(op)
             if rule.treatment is not Treatment.VIEW:
                 self.num_calls[module, rule.name] += 1
-        return op(*args, **(kwargs or {}))
+        return self._run_op(op, types, args, kwargs or {})

@@ -68,6 +68,7 @@ class KeptState:
         self._steps_optimizers = False
         self._attributes = AttributeSnapshot([])
         self._changes_attributes = False
+        self._draws_random_numbers = False
         self._kept_gradients: list[tuple[Tensor, Tensor]] = []
         self._random_states = RandomStates(())
 
@@ -111,6 +112,7 @@ class KeptState:
                 if leaf.untyped_storage() is not content.untyped_storage():
                     leaf.data = content
             self._changes_attributes |= attributes.has_changed() or bindings.have_changed()
+            self._draws_random_numbers |= attributes.has_drawn()
             bindings.restore()
             attributes.restore()
             for writes in self._writes:
@@ -118,25 +120,45 @@ class KeptState:
                 self._leaves += writes.take_leaves(known=self._leaves)
 
     @property
-    def changes_between_steps(self) -> bool:
-        """Whether the runs so far changed anything that the next step would begin with."""
-        return self._changes_attributes or any(writes.has_any for writes in self._writes)
+    def changes_attributes(self) -> bool:
+        """Whether the runs so far changed Python state that the next step would begin with."""
+        return self._changes_attributes
+
+    @property
+    def draws_random_numbers(self) -> bool:
+        """Whether the runs so far may have drawn from random number generators that the step itself has."""
+        return self._draws_random_numbers
+
+    @property
+    def writes_tensors(self) -> bool:
+        """Whether the runs so far wrote tensors that the next step would begin with."""
+        return any(writes.has_any for writes in self._writes)
+
+    def optimizer_tensors(self) -> list[Tensor]:
+        """Return what the optimizers that the step reaches keep for themselves now."""
+        states = [_state_of(optimizer) for optimizer in self._optimizers.values()]
+        return tensors_of([list(state.values()) for state in states if isinstance(state, dict)])
+
+    def run_watched(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op, and put back what it writes when the run is over."""
+        return self._writes[-1].run(op, types, args, kwargs)
 
     def _begin_run(self) -> None:
         """Bring the step to where it is to be measured."""
+        self._seed()
         for _ in range(self._step.num_steps_before):
-            self._seed()
             self._step.run()
             self.begin_next()
-        self._seed()
 
     def begin_next(self) -> None:
         """Go on to the next step of a training loop inside the block: only the gradients are made anew."""
         self._begin_gradients()
+        self._seed()
 
     def _seed(self) -> None:
         seed = self._step.random_seed
         if seed is not None:
+            self._attributes.seed(seed)
             torch.manual_seed(seed)
             random.seed(seed)
             if "numpy" in sys.modules:
@@ -272,7 +294,10 @@ class _FirstWrites(DispatchMode):
         self.met_collectives = False
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        return self.run(op, types, args, kwargs or {})
+
+    def run(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op, and copy what it is the first to write."""
         rule = rule_for(op)
         if has_dtensor(types):
             # What is written are local tensors.

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 class Kind:
     """One part of the state of objects: what they hold, and where that can change, how it is read and put back.
 
-    Where it is an array of bytes, of which there may be many, ``num_bytes`` tells how many.
+    Where it is an array of bytes, of which there may be many, ``num_bytes`` tells how many. ``seed`` lets a random
+    number generator begin anew.
     """
 
     held: Callable[[Any], Collection[Any]] = lambda value: ()
@@ -36,6 +37,7 @@ class Kind:
     has_changed: Callable[[Any, Any], bool] = lambda value, state: False
     write: Callable[[Any, Any], object] = lambda value, state: None
     num_bytes: Callable[[Any], int] | None = None
+    seed: Callable[[Any, int], object] | None = None
 
 
 def kinds_of(cls: type) -> tuple[Kind, ...]:
@@ -67,8 +69,8 @@ def _is_written_in_python(cls: type) -> bool:
 
 
 def _slots_of(cls: type) -> list[MemberDescriptorType]:
-    # What built-in classes keep in such places is theirs, and some of it cannot be written.
-    in_python = [base for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE and base not in _PLAIN_BASES]
+    # What built-in and extension classes keep in such places is theirs, and some of it cannot be written.
+    in_python = [base for base in cls.__mro__ if "__slots__" in vars(base) and base not in _PLAIN_BASES]
     return [slot for base in in_python for slot in vars(base).values() if isinstance(slot, MemberDescriptorType)]
 
 
@@ -231,20 +233,26 @@ _BUILT_IN: dict[type, Kind] = {
         read=lambda value: value.state,
         has_changed=lambda value, state: _numpy_state_changed(value.state, state),
         write=_write_bit_generator,
+        seed=lambda value, seed: _write_bit_generator(value, type(value)(seed).state),
     ),
     np.random.RandomState: Kind(
         read=lambda value: value.get_state(legacy=False),
         has_changed=lambda value, state: _numpy_state_changed(value.get_state(legacy=False), state),
         write=np.random.RandomState.set_state,
+        seed=np.random.RandomState.seed,
     ),
     random.Random: Kind(
         read=random.Random.getstate,
         has_changed=lambda value, state: random.Random.getstate(value) != state,
         write=random.Random.setstate,
+        seed=random.Random.seed,
     ),
     # Fake tensors cannot be compared, and a step may be run on those: taken for drawn from, as generators mostly are.
     torch.Generator: Kind(
-        read=torch.Generator.get_state, has_changed=lambda value, state: True, write=torch.Generator.set_state
+        read=torch.Generator.get_state,
+        has_changed=lambda value, state: True,
+        write=torch.Generator.set_state,
+        seed=torch.Generator.manual_seed,
     ),
 }
 _PLAIN_BASES = (object, SimpleNamespace, dict, OrderedDict, defaultdict, list, tuple, deque, set, frozenset, bytearray)

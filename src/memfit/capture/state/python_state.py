@@ -41,6 +41,16 @@ class AttributeSnapshot:
             node.kind.has_changed(node.value, node.state) for node in self._nodes
         )
 
+    def has_drawn(self) -> bool:
+        """Return whether random numbers may have been drawn from a generator among the entries."""
+        return any(node.kind.seed is not None and node.kind.has_changed(node.value, node.state) for node in self._nodes)
+
+    def seed(self, seed: int) -> None:
+        """Let the generators among the entries begin anew from ``seed``."""
+        for kind, value, _ in self._nodes:
+            if kind.seed is not None:
+                kind.seed(value, seed)
+
     def restore(self) -> None:
         """Make the entries what they were; the objects in them stay the same objects."""
         for count in self._counts.values():
