@@ -44,6 +44,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "mask_time_prob"), 0.0),
 }
 
+_MAMBA_HEADS = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 8}
 CAUSAL: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 16},
@@ -113,6 +114,31 @@ CAUSAL: dict[str, dict[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
         "layer_types": ["conv", "full_attention", "conv"],
     },
+    **{
+        key: {}
+        for key in (
+            *(
+                "phimoe",
+                "ernie4_5",
+                "xlstm",
+                "minimax",
+                "seed_oss",
+                "arcee",
+                "apertus",
+                "bitnet",
+                "diffllama",
+                "olmo",
+                "olmo3",
+            ),
+            *("hunyuan_v1_dense", "blenderbot-small", "trocr", "cohere2", "doge", "hrm_text"),
+        )
+    },
+    "jetmoe": {"kv_channels": 12},
+    "glm4_moe": {"first_k_dense_replace": 1},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2},
+    "vaultgemma": {"query_pre_attn_scalar": 12, "sliding_window": 16},
+    "bamba": {"attn_layer_indices": [1], "mamba_chunk_size": 16, "mamba_n_groups": 1} | _MAMBA_HEADS,
+    "falcon_h1": {"mamba_d_ssm": 96, "mamba_chunk_size": 16} | _MAMBA_HEADS,
 }
 MASKED: dict[str, dict[str, Any]] = {
     "bert": {},
@@ -133,6 +159,12 @@ MASKED: dict[str, dict[str, Any]] = {
     "esm": {"max_position_embeddings": 80, "mask_token_id": 3, "position_embedding_type": "rotary"},
     "xlm": {"emb_dim": 48},
     "flaubert": {"emb_dim": 48},
+    **{key: {"max_position_embeddings": 80} for key in ("ibert", "camembert", "xlm-roberta", "data2vec-text")},
+    **{key: {} for key in ("ernie", "layoutlm", "yoso", "mra", "tapas", "eurobert")},
+    "longformer": {"attention_window": 16, "max_position_embeddings": 80},
+    "big_bird": {"attention_type": "original_full"},
+    "rembert": {"input_embedding_size": 24, "output_embedding_size": 24},
+    "deberta": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
 }
 SEQUENCE_TO_SEQUENCE: dict[str, dict[str, Any]] = {
     "t5": {"decoder_start_token_id": 0, "num_decoder_layers": 2, "num_layers": 2},
@@ -151,6 +183,10 @@ SEQUENCE_TO_SEQUENCE: dict[str, dict[str, Any]] = {
         "num_sparse_encoder_layers": 1,
         "num_sparse_decoder_layers": 1,
     },
+    **{key: {} for key in ("plbart", "mvp", "pegasus_x", "nllb-moe", "fsmt")},
+    "led": {"attention_window": 16, "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64},
+    "bigbird_pegasus": {"attention_type": "original_full"},
+    "umt5": {"decoder_start_token_id": 0, "num_decoder_layers": 2, "num_layers": 2},
 }
 # Four stages, or two.
 _WIDTHS, _DEPTHS = [16, 32, 48, 64], [1, 1, 1, 1]
@@ -173,6 +209,8 @@ VISION: dict[str, dict[str, Any]] = {
     "pvt_v2": _STAGES | {"num_attention_heads": [1, 2, 4, 4]},
     "focalnet": {"embed_dim": 24, "depths": [1, 1], "focal_levels": [2, 2], "focal_windows": [3, 3], "patch_size": 4},
     "siglip": {},
+    **{key: {} for key in ("dinov2_with_registers", "vit_msn", "data2vec-vision", "ijepa")},
+    "pvt": _STAGES | {"num_attention_heads": [1, 2, 4, 4]},
 }
 AUDIO: dict[str, dict[str, Any]] = {
     "wav2vec2": {},
@@ -181,6 +219,9 @@ AUDIO: dict[str, dict[str, Any]] = {
     "unispeech-sat": {},
     "data2vec-audio": {},
     "audio-spectrogram-transformer": {"max_length": 64, "num_mel_bins": 32, "patch_size": 16},
+    **{key: {} for key in ("wav2vec2-conformer", "unispeech")},
+    "sew": {"squeeze_factor": 2},
+    "sew-d": {"squeeze_factor": 2},
 }
 SPEECH: dict[str, dict[str, Any]] = {
     "whisper": {"max_source_positions": 32, "max_target_positions": 64, "num_mel_bins": 20},
@@ -192,7 +233,17 @@ _CONVOLUTIONS = {"conv_dim": (24, 24, 24), "conv_stride": (5, 4, 2), "conv_kerne
 _CONVOLUTIONS |= {"num_feat_extract_layers": 3, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
 _CONVOLUTIONS |= {"classifier_proj_size": 32, "conv_channels": 32}
 
-ARCHITECTURES = (*CAUSAL, *MASKED, *SEQUENCE_TO_SEQUENCE, *VISION, *AUDIO, *SPEECH)
+# Other architectures with what the others leave out: layers that are skipped at random, a first step that differs.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "hubert, random layers": {"layerdrop": 0.3, "mask_time_prob": 0.3, "mask_time_length": 2},
+    "wav2vec2, random layers": {"layerdrop": 0.3},
+    "bart, random layers": {"encoder_layerdrop": 0.3, "decoder_layerdrop": 0.3},
+    "opt, random layers": {"layerdrop": 0.3},
+    "ibert, quantized": {"quant_mode": True, "max_position_embeddings": 80},
+}
+TIME_SERIES: dict[str, dict[str, Any]] = {"time_series_transformer": {}, "autoformer": {}, "informer": {}}
+
+ARCHITECTURES = (*CAUSAL, *MASKED, *SEQUENCE_TO_SEQUENCE, *VISION, *AUDIO, *SPEECH, *TIME_SERIES, *VARIANTS)
 
 
 def build(name: str) -> Built:
@@ -278,6 +329,31 @@ def _speech(name: str, more: dict[str, Any]) -> Built:
     return model.train(), {"input_features": features, "labels": _tokens()}, _own_loss
 
 
+def _time_series(name: str, more: dict[str, Any]) -> Built:
+    import transformers
+
+    kinds = {"time_series_transformer": "TimeSeriesTransformer", "autoformer": "Autoformer", "informer": "Informer"}
+    # Layers are skipped at random, as they are unless that is switched off.
+    lengths = {"prediction_length": 8, "context_length": 16, "lags_sequence": [1, 2], "num_time_features": 1}
+    config = _config(name, {"d_model": 48, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96}, lengths | more)
+    model = getattr(transformers, f"{kinds[name]}ForPrediction")(config)
+    past, future = (4, 18), (4, 8)
+    batch = {
+        "past_values": torch.rand(past),
+        "past_time_features": torch.rand(*past, 1),
+        "past_observed_mask": torch.ones(past),
+        "future_values": torch.rand(future),
+        "future_time_features": torch.rand(*future, 1),
+    }
+    return model.train(), batch, _own_loss
+
+
+def _variant(name: str, more: dict[str, Any]) -> Built:
+    base = name.partition(",")[0]
+    builder, table = next((builder, table) for builder, table in _BUILDERS if base in table)
+    return builder(base, table[base] | more)
+
+
 _BUILDERS: tuple[tuple[Callable[[str, dict[str, Any]], Built], dict[str, dict[str, Any]]], ...] = (
     (_causal, CAUSAL),
     (_masked, MASKED),
@@ -285,4 +361,6 @@ _BUILDERS: tuple[tuple[Callable[[str, dict[str, Any]], Built], dict[str, dict[st
     (_vision, VISION),
     (_audio, AUDIO),
     (_speech, SPEECH),
+    (_time_series, TIME_SERIES),
+    (_variant, VARIANTS),
 )

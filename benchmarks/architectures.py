@@ -5,13 +5,16 @@
 Each model is small (`architecture_models.py`). It is profiled once, and planned for three budgets: the smallest that is
 feasible, and 0.5 and 0.8 of the distance from there to the plain peak. Each plan is applied, and three steps of a loop
 are run that holds nothing but the loss. Their peaks are what the CPU's allocator reports. A plan is over its budget
-where any of the three is.
+where any of the three is. One more step, with the random numbers of a plain one, shows whether gradients and buffers
+are bit for bit the plain step's.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import random
 import sys
 import time
 import traceback
@@ -22,11 +25,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import numpy
 import torch
 from benchmarks.architecture_models import ARCHITECTURES, build
 from rich.console import Console
 from rich.table import Table
 from tests.loop_peaks import peaks_of_steps
+from torch import Tensor
 
 import memfit
 from memfit.report.environment import environment_facts
@@ -43,6 +48,7 @@ class PlannedRow:
     budget_bytes: int
     predicted_bytes: int
     peak_bytes: list[int]
+    is_bit_identical: bool
 
     @property
     def over(self) -> float:
@@ -69,22 +75,50 @@ def measured(name: str) -> ArchitectureRow:
         model, batch, loss = build(name)
         plain = peaks_of_steps(model, batch, loss)
         profile = memfit.profile(model, batch, loss=loss)
-        rows = [_planned(share, profile, lambda: peaks_of_steps(model, batch, loss), model) for share in SHARES]
+        known = copy.deepcopy(model.state_dict())
+        expected = _results_of_step(model, batch, loss, known)
+        rows = []
+        for share in SHARES:
+            budget, plan = _plan(share, profile)
+            with memfit.apply(model, plan):
+                peaks = peaks_of_steps(model, batch, loss)
+                results = _results_of_step(model, batch, loss, known)
+            rows.append(PlannedRow(share, budget, plan.predicted_peak_bytes, peaks, _are_equal(results, expected)))
     except Exception as error:
         traceback.print_exc()
         return ArchitectureRow(name, error=f"{type(error).__name__}: {error}"[:300])
     return ArchitectureRow(name, profile.peak_bytes, plain, round(time.process_time() - begin, 1), rows)
 
 
-def _planned(share, profile, peaks, model) -> PlannedRow:
+def _plan(share: float, profile: memfit.ModelProfile) -> tuple[int, memfit.Plan]:
     try:
         smallest = memfit.plan(profile, budget=1).predicted_peak_bytes
     except memfit.InfeasibleBudgetError as error:
         smallest = error.minimum_bytes
     budget = round(smallest + share * (profile.peak_bytes - smallest))
-    plan = memfit.plan(profile, budget=budget)
-    with memfit.apply(model, plan):
-        return PlannedRow(share, budget, plan.predicted_peak_bytes, peaks())
+    return budget, memfit.plan(profile, budget=budget)
+
+
+def _results_of_step(model, batch, loss, known) -> dict[str, Tensor | None]:
+    """Return the loss, the gradients and the buffers of a step that begins with the state ``known`` and one seed."""
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(known[name])
+    torch.manual_seed(1)
+    random.seed(1)
+    numpy.random.seed(1)
+    value = loss(model(**batch))
+    value.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    return {"loss": value.detach(), **gradients, **{name: each.clone() for name, each in model.named_buffers()}}
+
+
+def _are_equal(one: dict[str, Tensor | None], other: dict[str, Tensor | None]) -> bool:
+    return one.keys() == other.keys() and all(
+        (a is None) == (b is None) and (a is None or b is None or torch.equal(a.nan_to_num(), b.nan_to_num()))
+        for a, b in ((one[name], other[name]) for name in one)
+    )
 
 
 def table_of(rows: list[ArchitectureRow]) -> Table:
@@ -117,6 +151,7 @@ def main() -> None:
     plans = [plan for row in rows for plan in row.plans]
     over = [plan for plan in plans if plan.over > 0]
     console.print(f"{len(over)} of {len(plans)} plans of {len(rows)} architectures are over their budget in some step")
+    console.print(f"{sum(not plan.is_bit_identical for plan in plans)} of them change gradients or buffers")
     if options.json is not None:
         facts = environment_facts() | {"transformers": version("transformers")}
         result = {"environment": facts, "rows": [asdict(row) for row in rows]}
@@ -124,7 +159,8 @@ def main() -> None:
 
 
 def _line(row: ArchitectureRow) -> str:
-    return f"{row.name}: {row.error or ' '.join(f'{plan.over:+.2%}' for plan in row.plans)}"
+    cells = [f"{plan.over:+.2%}{'' if plan.is_bit_identical else ' OTHER GRADIENTS'}" for plan in row.plans]
+    return f"{row.name}: {row.error or ' '.join(cells)} ({row.cpu_seconds:.0f} s of CPU)"
 
 
 if __name__ == "__main__":
