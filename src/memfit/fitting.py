@@ -26,6 +26,7 @@ from memfit.profiling import refuse_unfit as refuse_unfit_to_profile
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.applying.apply import remove
 from memfit.runtime.checks.model_changes import checkpointed_in, refuse_compiled_as_a_whole, warn_of_checkpointing
+from memfit.runtime.checks.pass_check import warn_of_calls
 from memfit.runtime.chunked_loss.language_model_head import head_of
 from memfit.runtime.native.native_build import build_engine
 from memfit.sizes.batch_form import BatchForm
@@ -362,10 +363,12 @@ def _plan_with_more_room(
         tighter = _planned(step, profile, max(0, plan.budget_bytes - miss_bytes), host_budget)
     except InfeasibleBudgetError as error:
         minimum_bytes = error.minimum_bytes + miss_bytes
+        differing = verification.not_as_planned
+        because = f", because the planned step differs from the profiled one ({differing})" if differing else ""
         raise InfeasibleBudgetError(
             f"the smallest budget is {format_bytes(minimum_bytes)} ({minimum_bytes} bytes), and the given one is "
             f"{format_bytes(plan.budget_bytes)}: measured peaks are {format_bytes(miss_bytes)} above what the profile "
-            "predicts, and plans have to leave room for that",
+            f"predicts{because}, and plans have to leave room for that",
             minimum_bytes=minimum_bytes,
         ) from error
     return replace(tighter, budget_bytes=plan.budget_bytes)
@@ -406,6 +409,8 @@ def _warn_of_surprises(tried: _Tried) -> None:
             f"the budget of {format_bytes(plan.budget_bytes or 0)}",
             stacklevel=3,
         )
+    if verification.not_as_planned is not None:
+        warn_of_calls(verification.not_as_planned, stacklevel=3)
     if abs(verification.peak_miss) > _TOLERATED_PEAK_MISS:
         side = "above" if verification.peak_miss > 0 else "below"
         warnings.warn(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from memfit.runtime.engine.forward_pass import UnplannedCalls
 from memfit.runtime.engine.native_tape import new_tape
 from memfit.runtime.engine.planned_modules import Fate, PlannedModule
 
@@ -15,11 +16,11 @@ from memfit.runtime.engine.planned_modules import Fate, PlannedModule
 def loss_by_tape(planned: PlannedModule, forward: Callable[[], Tensor]) -> tuple[Tensor, bool]:
     """Return the loss, and whether the tape heard what the planned expects."""
     tape = new_tape()
-    reports: list[bool] = []
+    reports: list[UnplannedCalls | None] = []
     tape.report = reports.append
     loss = tape.run(planned, forward, (), {})
     tape.close()
-    return loss, reports == [True]
+    return loss, reports == [None]
 
 
 def test_calls_that_drop_nothing_are_counted_and_the_others_dropped() -> None:

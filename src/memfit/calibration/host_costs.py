@@ -72,7 +72,7 @@ def with_host_costs(
         step,
         torch.device(profile.device),
         state,
-        lambda: Applied(step.model, plan, new_tape),
+        lambda: Applied(step.model, plan, new_tape, warns_of_calls=False),
         num_rounds=step.ranks.agreed(num_rounds),
     )
     host = replace(host, forward=plain.forward_launched, backward=plain.backward_launched)

@@ -71,7 +71,8 @@ def _tried(
         if not any(step.ranks.gathered(plan.recorded_modules)):
             return profile
         differing: set[OpOutput] = set()
-        with state.kept(), Applied(step.model, plan, functools.partial(tape, differing)):
+        new_tape = functools.partial(tape, differing)
+        with state.kept(), Applied(step.model, plan, new_tape, warns_of_calls=False):
             step.run_forward_and_backward()
         differing = set().union(*step.ranks.gathered(differing))
         values = _values_of(profile, differing, plan)

@@ -76,7 +76,7 @@ def _demonstrated(sizes: Sizes, progress: Progress) -> Demonstration:
     progress.stage("planning")
     points = frontier(profile, points=_NUM_POINTS)
     plans = _plans_at_three_budgets(profile, points)
-    methods = {PLAIN: plain, **{label: planned(plan) for label, plan in plans.items()}}
+    methods: dict[str, Method] = {PLAIN: plain, **{label: planned(plan) for label, plan in plans.items()}}
     methods[CHECKPOINTED] = checkpointed([block.path for block in profile.blocks])
     measured = measure_methods(step, methods, progress)
     progress.stage("training, plain and planned", num_steps=2 * sizes.num_training_steps)

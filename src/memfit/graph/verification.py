@@ -57,7 +57,8 @@ class Verification:
 
     Where the plain step does not fit the device, its fields and those computed from it are None. ``compared_with`` is
     the step that the gradients are compared with, and whose gradients the fields on the plain step's are of: for
-    compiled blocks, the compiled step that saves everything.
+    compiled blocks, the compiled step that saves everything. ``not_as_planned`` says in words which op did not run as
+    often as the plan expects, where one did not.
     """
 
     gradients_equal: bool | None
@@ -86,6 +87,7 @@ class Verification:
     gradient_tolerance: float | None = None
     num_gradients: int | None = None
     compared_with: str = "plain step"
+    not_as_planned: str | None = None
 
     @property
     def within_budget(self) -> bool:

@@ -28,6 +28,7 @@ _LATER_FIELDS = frozenset(
         "gradient_distance",
         "gradient_tolerance",
         "compared_with",
+        "not_as_planned",
     }
 )
 # Written for readers and other tools; read back, they follow from the rest.
@@ -133,4 +134,5 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "gradient_distance": _or_none(_error),
     "gradient_tolerance": _or_none(_number),
     "compared_with": _text,
+    "not_as_planned": _or_none(_text),
 }

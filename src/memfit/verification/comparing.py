@@ -53,7 +53,7 @@ def compare(
     step: TrainingStep, plan: Plan, block_paths: tuple[str, ...], progress: Progress | None = None
 ) -> tuple[MethodResult, ...]:
     """Measure the plain step, ``plan``, and torch's checkpointing of the blocks at ``block_paths``."""
-    methods = {PLAIN: plain, PLANNED: planned(plan), CHECKPOINTED: checkpointed(block_paths)}
+    methods: dict[str, Method] = {PLAIN: plain, PLANNED: planned(plan), CHECKPOINTED: checkpointed(block_paths)}
     return measure_methods(step, methods, progress)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -12,8 +11,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memfit.graph.plan import Plan
-from memfit.runtime.applying.apply import apply
+from memfit.runtime.applying.apply import Applied, refuse_unfit
 from memfit.runtime.applying.forward_wrapping import Forward, wrap_forward
+from memfit.runtime.engine.forward_pass import UnplannedCalls
+from memfit.runtime.engine.native_tape import new_tape
 
 Way = Callable[[nn.Module], AbstractContextManager[object]]
 """Given the model, returns the block inside which its steps run that way."""
@@ -24,17 +25,26 @@ def plain(model: nn.Module) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def planned(plan: Plan) -> Way:
+class Planned:
+    """Runs the model by ``plan``. ``unplanned`` are the first calls that were not as planned."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.unplanned: UnplannedCalls | None = None
+
+    @contextmanager
+    def __call__(self, model: nn.Module) -> Iterator[None]:
+        """Apply the plan inside the block."""
+        # What is to be warned of, such as other inputs, whoever verifies or applies the plan is warned of, once.
+        refuse_unfit(model, self._plan)
+        with Applied(model, replace(self._plan, inputs=()), new_tape, warns_of_calls=False) as applied:
+            yield
+        self.unplanned = self.unplanned or applied.check.unplanned
+
+
+def planned(plan: Plan) -> Planned:
     """Run the model by ``plan``."""
-
-    def by_plan(model: nn.Module) -> AbstractContextManager[object]:
-        with warnings.catch_warnings():
-            # apply() warns once if the plan changes nothing; trials do not.
-            warnings.simplefilter("ignore")
-            # So is that its inputs are others.
-            return apply(model, replace(plan, inputs=()))
-
-    return by_plan
+    return Planned(plan)
 
 
 def compiled_reference(plan: Plan) -> Way:

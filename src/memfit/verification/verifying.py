@@ -21,11 +21,12 @@ from memfit.graph.verification import Quartiles, Verification, worst_of
 from memfit.progress import Progress, Quiet
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.checks.input_check import warn_of_larger_inputs
+from memfit.runtime.checks.pass_check import warn_of_calls
 from memfit.runtime.chunked_loss.language_model_head import noting_type_of_logits
 from memfit.units import format_bytes
 from memfit.verification.gradients import GradientDifference, difference_between
 from memfit.verification.machine import device_name
-from memfit.verification.methods import compiled_reference, plain, planned
+from memfit.verification.methods import Planned, Way, compiled_reference, plain, planned
 from memfit.verification.trials import Measured, Trials
 
 
@@ -49,7 +50,10 @@ def verify(
     """
     _refuse_unfit(model, plan)
     arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
-    return verify_step(TrainingStep(model, arguments), plan, progress)
+    verification = verify_step(TrainingStep(model, arguments), plan, progress)
+    if verification.not_as_planned is not None:
+        warn_of_calls(verification.not_as_planned, stacklevel=2)
+    return verification
 
 
 def verify_step(step: TrainingStep, plan: Plan, progress: Progress | None = None) -> Verification:
@@ -114,17 +118,19 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         with noting_type_of_logits(step.model, types) if plan.chunks_loss and reference is plain else nullcontext():
             trials.warm_up(plain)
         progress.advance()
-        for way in dict.fromkeys((reference, planned(plan))):
+        by_plan = planned(plan)
+        ways: tuple[Way, ...] = (reference, by_plan)
+        for way in dict.fromkeys(ways):
             if way is not plain:
                 trials.warm_up(way)
                 progress.advance()
         runs = []
-        for way in (reference, planned(plan), reference):
+        for way in (reference, by_plan, reference):
             runs.append(trials.measured(way))
             progress.advance()
         comparison = _Comparison(*runs)
         plain_peak_bytes = runs[0].peak_bytes if reference is plain else trials.measured(plain).peak_bytes
-        plain_seconds, seconds = trials.seconds_in_turns((plain, planned(plan)), progress)
+        plain_seconds, seconds = trials.seconds_in_turns((plain, by_plan), progress)
     _warn_of_larger_inputs(plan, trials)
     num_gradients = sum(gradient is not None for gradient in comparison.reference.gradients.values())
     if not num_gradients:
@@ -152,7 +158,7 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         plain_step_quartiles_seconds=_quartiles(plain_seconds),
         overhead=median(seconds) / median(plain_seconds) - 1,
         overhead_quartiles=_quartiles(ratios),
-        **_planned_facts(plan, seconds, trials),
+        **_planned_facts(plan, by_plan, seconds, trials),
     )
 
 
@@ -167,11 +173,12 @@ def _planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verifi
     trials = Trials(step, plain_fits=False)
     with trials.kept_optimizer():
         progress.stage("measuring the peak", num_steps=2)
-        trials.warm_up(planned(plan))
+        by_plan = planned(plan)
+        trials.warm_up(by_plan)
         progress.advance()
-        measured = trials.measured(planned(plan))
+        measured = trials.measured(by_plan)
         progress.advance()
-        (seconds,) = trials.seconds_in_turns((planned(plan),), progress)
+        (seconds,) = trials.seconds_in_turns((by_plan,), progress)
     _warn_of_larger_inputs(plan, trials)
     return Verification(
         gradients_equal=None,
@@ -186,12 +193,13 @@ def _planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verifi
         plain_step_quartiles_seconds=None,
         overhead=None,
         overhead_quartiles=None,
-        **_planned_facts(plan, seconds, trials),
+        **_planned_facts(plan, by_plan, seconds, trials),
     )
 
 
-def _planned_facts(plan: Plan, seconds: Sequence[float], trials: Trials) -> dict[str, Any]:
+def _planned_facts(plan: Plan, by_plan: Planned, seconds: Sequence[float], trials: Trials) -> dict[str, Any]:
     return {
+        "not_as_planned": None if by_plan.unplanned is None else by_plan.unplanned.in_words(),
         "predicted_peak_bytes": plan.predicted_peak_bytes,
         "budget_bytes": plan.budget_bytes,
         "host_bytes": plan.host_bytes,

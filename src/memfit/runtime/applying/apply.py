@@ -23,7 +23,7 @@ from memfit.runtime.applying.forward_wrapping import Forward, Runner, is_wrapped
 from memfit.runtime.applying.plan_switching import PlanSwitch
 from memfit.runtime.checks.pass_check import PassCheck
 from memfit.runtime.chunked_loss.language_model_head import chunk_loss_of
-from memfit.runtime.engine.forward_pass import ForwardPass
+from memfit.runtime.engine.forward_pass import ForwardPass, UnplannedCalls
 from memfit.runtime.engine.native_tape import fast_path_into, new_rounds, new_tape
 from memfit.runtime.engine.planned_modules import PlannedModule, planned_modules_of
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
@@ -36,7 +36,7 @@ def apply(model: nn.Module, plan: Plan) -> Applied:
     wrapped, on the instance. Forward passes without gradients run without the plan. With other inputs than those that
     the plan was made for, gradients are right and peaks may differ; larger inputs raise a warning.
     """
-    _refuse_unfit(model, plan)
+    refuse_unfit(model, plan)
     if not plan.recorded_modules and not plan.chunks_loss and plan.compiled is None:
         warnings.warn("the plan saves every value: training runs as before, nothing will change", stacklevel=2)
     return Applied(model, plan, new_tape)
@@ -55,18 +55,20 @@ def remove(model: nn.Module) -> None:
 class Applied:
     """A plan on a model. Also a context manager: leaving it removes the plan."""
 
-    def __init__(self, model: nn.Module, plan: Plan, new_tape: Callable[[], ForwardPass]) -> None:
+    def __init__(
+        self, model: nn.Module, plan: Plan, new_tape: Callable[[], ForwardPass], *, warns_of_calls: bool = True
+    ) -> None:
         self.model = model
         self.plan = plan
         model = bare_model(model)
         # The chunked loss is part of what the plan was made for: it is inside whatever the plan records.
         self._unwrap: list[Callable[[], None]] | None = [chunk_loss_of(model)] if plan.chunks_loss else []
         modules = dict(model.named_modules())
-        check = PassCheck(model, plan.inputs)
-        runners = _runners_of(plan, model, new_tape, check)
+        self.check = PassCheck(model, plan.inputs, warns_of_calls=warns_of_calls)
+        runners = _runners_of(plan, model, new_tape, self.check)
         if not runners and plan.budget_bytes is not None:
             # Without decisions, or with compiled blocks, later inputs and changes can still break the budget.
-            runners = {"": check.run_model}
+            runners = {"": self.check.run_model}
         for path, runner in runners.items():
             self._unwrap.append(wrap_forward(modules[path], runner, self))
         if plan.compiled is not None:
@@ -155,12 +157,14 @@ class _ForwardPasses:
         self._rounds = new_rounds()
 
     @contextmanager
-    def _pass(self) -> Iterator[ForwardPass]:
+    def _pass(self, report: Callable[[UnplannedCalls | None], None] | None) -> Iterator[ForwardPass]:
         tape: ForwardPass | None = getattr(self._in_thread, "tape", None)
         if tape is not None:
             yield tape
             return
         tape = self._in_thread.tape = self._new_tape()
+        if report is not None:
+            tape.report = report
         is_complete = False
         try:
             tape.begin(self, self._rounds)
@@ -173,10 +177,17 @@ class _ForwardPasses:
     def run_model(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled() or refuses_saved_tensors_hooks():
             return forward(*args, **kwargs)
-        if self._check is not None:
-            self._check.see(forward, args, kwargs)
-        with self._pass():
+        with self._pass(self._seen(forward, args, kwargs)):
             return forward(*args, **kwargs)
+
+    def _seen(
+        self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[UnplannedCalls | None], None] | None:
+        """Look at a pass of the whole model that is about to run; return what looks at the calls that it made."""
+        if self._check is None:
+            return None
+        self._check.see(forward, args, kwargs)
+        return self._check.calls_of_pass(forward, args, kwargs)
 
     def runner_in(self, planned: PlannedModule) -> Runner:
         def run_region(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -188,15 +199,14 @@ class _ForwardPasses:
             if planned.path and outer_saved_tensors_hooks() is not None:
                 # A part of the model that is called by itself under such hooks: torch.utils.checkpoint recomputes it.
                 return forward(*args, **kwargs)
-            if not planned.path and self._check is not None:
-                self._check.see(forward, args, kwargs)
-            with self._pass() as tape:
+            with self._pass(None if planned.path else self._seen(forward, args, kwargs)) as tape:
                 return tape.run(planned, forward, args, kwargs)
 
         return fast_path_into(planned, self, run_region)
 
 
-def _refuse_unfit(model: nn.Module, plan: Plan) -> None:
+def refuse_unfit(model: nn.Module, plan: Plan) -> None:
+    """Raise unless ``plan`` is one for ``model``, which has no plan yet."""
     if not isinstance(model, nn.Module):
         raise InvalidParameterError(f"model is a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(plan, Plan):

@@ -23,9 +23,14 @@ class InputCheck:
     """
 
     def __init__(self, planned: tuple[Input, ...]) -> None:
+        self._planned = set(planned)
         self._largest = planned
         self._is_off = not planned
         self._known_shapes: set[tuple[Any, ...]] = set()
+
+    def are_planned_ones(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the arguments of a forward pass have the shapes that the plan was made for."""
+        return self._is_off or set(inputs_of(forward, args, kwargs)) == self._planned
 
     def see(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the arguments of a forward pass."""

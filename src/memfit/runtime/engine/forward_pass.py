@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from memfit.runtime.engine.planned_modules import PlannedModule
 
@@ -26,11 +26,25 @@ class Rounds:
         return self.number
 
 
+class UnplannedCalls(NamedTuple):
+    """How often an op ran in a call of a recorded module, where the plan expects another number."""
+
+    module: str
+    op: str
+    num_planned: int
+    num_calls: int
+
+    def in_words(self) -> str:
+        """Return what ran and what the plan expects."""
+        place = f"in a call of {self.module!r}" if self.module else "outside of the model's parts"
+        return f"{self.op} ran {self.num_calls} times {place}, and the plan expects {self.num_planned}"
+
+
 class ForwardPass(Protocol):
     """One forward pass of a planned model."""
 
-    report: Callable[[bool], None] | None
-    """Called after a whole pass: whether the ops were called as often as the plan expects."""
+    report: Callable[[UnplannedCalls | None], None] | None
+    """Called after a whole pass: with the first calls that are not as planned, or None."""
 
     def begin(self, owner: object, rounds: Any) -> None:
         """Make this the pass of ``owner`` in this thread from now on; ``rounds`` are its `Rounds`."""

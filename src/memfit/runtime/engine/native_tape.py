@@ -9,7 +9,7 @@ import torch
 
 from memfit.runtime.applying.forward_wrapping import Runner
 from memfit.runtime.engine.event_log import log_event
-from memfit.runtime.engine.forward_pass import ForwardPass, Rounds
+from memfit.runtime.engine.forward_pass import ForwardPass, Rounds, UnplannedCalls
 from memfit.runtime.engine.offloading import HostCopies
 from memfit.runtime.engine.planned_modules import PlannedModule
 from memfit.runtime.engine.tape import Tape
@@ -66,7 +66,7 @@ class NativeTape:
     """Records the ops of one forward pass in C++."""
 
     def __init__(self, native: Any) -> None:
-        self.report: Callable[[bool], None] | None = None
+        self.report: Callable[[UnplannedCalls | None], None] | None = None
         self._native = native
         self._pass = native.ForwardPass()
 
@@ -80,12 +80,13 @@ class NativeTape:
 
     def close(self, *, is_complete: bool = True) -> None:
         """End the pass, and drop the records of values that outlive it, such as the model's outputs."""
-        if is_complete:
-            is_as_planned = self._pass.is_as_planned()
-            log_event("pass", "as planned" if is_as_planned else "not as planned")
-            if self.report is not None:
-                self.report(is_as_planned)
+        report, self.report = self.report, None
+        unplanned = self._pass.unplanned_calls()
         self._pass.close(is_complete)
+        if is_complete:
+            log_event("pass", "as planned" if unplanned is None else "not as planned")
+            if report is not None:
+                report(None if unplanned is None else UnplannedCalls(*unplanned))
 
 
 def _in_native_form(native: Any, planned: PlannedModule) -> object:

@@ -27,7 +27,7 @@ from memfit.runtime.engine.call_arguments import (
     written_tensors,
 )
 from memfit.runtime.engine.event_log import log_event
-from memfit.runtime.engine.forward_pass import Rounds
+from memfit.runtime.engine.forward_pass import Rounds, UnplannedCalls
 from memfit.runtime.engine.interception import OpInterceptor
 from memfit.runtime.engine.offloading import HostCopies
 from memfit.runtime.engine.op_rules import OpRule, Treatment, is_random, rule_for
@@ -96,13 +96,14 @@ class Frame:
         counts = (f"{op}={number}" for op, number in sorted(self._num_calls.items()))
         log_event("calls", " ".join([self.planned.path, *counts]))
 
-    def is_as_planned(self) -> bool:
-        """Return whether the ops of which something is dropped were called as often as planned."""
-        return all(
-            self._num_calls.get(op, 0) == expected
-            for op, expected in self._call.num_calls.items()
-            if self._call.patterns.get(op)
+    def unplanned_calls(self) -> UnplannedCalls | None:
+        """Return the first op of which something is dropped that was not called as often as planned, or None."""
+        differing = (
+            UnplannedCalls(self.planned.path, op, expected, self._num_calls.get(op, 0))
+            for op, expected in sorted(self._call.num_calls.items())
+            if self._call.patterns.get(op) and self._num_calls.get(op, 0) != expected
         )
+        return next(differing, None)
 
 
 class Tape(OpInterceptor):
@@ -110,12 +111,12 @@ class Tape(OpInterceptor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.report: Callable[[bool], None] | None = None
+        self.report: Callable[[UnplannedCalls | None], None] | None = None
         self._token = object()
         self._lock = threading.RLock()
         self._dropping_notes: list[weakref.ref[StorageNote]] = []
         self._frame: Frame | None = None
-        self._is_as_planned = True
+        self._unplanned: UnplannedCalls | None = None
         self._rounds = Rounds()
         self._round = 0
         self._num_records = 0
@@ -153,18 +154,14 @@ class Tape(OpInterceptor):
             if self._frame is not before[0]:
                 assert self._frame is not None
                 self._frame.log_calls()
-                self._is_as_planned &= self._frame.is_as_planned()
+                self._unplanned = self._unplanned or self._frame.unplanned_calls()
             return result
         finally:
             self._frame, self._has_hooks, self._is_recording = before
 
     def close(self, *, is_complete: bool = True) -> None:
         """End the pass, and drop the records of values that outlive it, such as the model's outputs."""
-        if is_complete:
-            log_event("pass", "as planned" if self._is_as_planned else "not as planned")
-            if self.report is not None:
-                self.report(self._is_as_planned)
-        self.report = None
+        report, self.report = self.report, None
         if not is_complete:
             # No backward pass will follow.
             self._rounds.backward_began = True
@@ -176,6 +173,10 @@ class Tape(OpInterceptor):
         self._dropping_notes.clear()
         # They refer to the tape in turn: without this, only the garbage collector would free it.
         del self._hooks, self._saved_tensor_hooks
+        if is_complete:
+            log_event("pass", "as planned" if self._unplanned is None else "not as planned")
+            if report is not None:
+                report(self._unplanned)
 
     @property
     def _module(self) -> PlannedModule:

@@ -24,7 +24,7 @@ TYPES_TRIED_WHOLE = ("bf16", "f16")
 
 
 class ArgumentRule(IntEnum):
-    """What a kernel assumes about an argument. `native/op_rules.h` has the same, in the same order."""
+    """What a kernel assumes about an argument."""
 
     TENSOR = 0
     ANY = 1  # its effect shows in the result's type or layout

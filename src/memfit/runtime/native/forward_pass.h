@@ -120,10 +120,10 @@ class ForwardPass {
     std::optional<Inside> inside;
     if (are_hooks_as_left()) inside.emplace(*this, module);
     auto* result = PyObject_Call(forward, args, kwargs);
-    if (inside && result != nullptr) tape_->is_as_planned &= inside->ended_as_planned();
+    if (inside && result != nullptr) inside->note_unplanned_calls(tape_->unplanned_calls);
     return result;
   }
-  bool is_as_planned() const { return tape_->is_as_planned; }
+  const std::optional<UnplannedCalls>& unplanned_calls() const { return tape_->unplanned_calls; }
   void close(bool is_complete) {
     // A pass that ended with an exception has no backward pass.
     if (!is_complete) tape_->state().rounds->backward_began = true;
@@ -168,10 +168,10 @@ class ForwardPass {
       if (installs_hooks_) pass_.tape_->save_hooks.end();
     }
     Inside(const Inside&) = delete;
-    bool ended_as_planned() const {
-      if (!frame_) return true;
+    void note_unplanned_calls(std::optional<UnplannedCalls>& first) const {
+      if (!frame_) return;
       frame_->log_calls();
-      return frame_->is_as_planned();
+      if (!first) first = frame_->unplanned_calls();
     }
 
    private:

@@ -24,9 +24,6 @@
 
 namespace memfit {
 
-// The same constants as in `fused_kernels.py`: elements per vector, threads per block. A thread handles two vectors.
-constexpr int64_t WIDTH = 4;
-constexpr int64_t THREADS = 256;
 constexpr size_t MOST_INPUTS = 16;
 constexpr size_t MOST_DIMENSIONS = 4;
 
@@ -437,7 +434,7 @@ inline void FusedReplay::launch(void* kernel) {
   c10::SmallVector<void*, 32> parameters;
   for (auto& value : values) parameters.push_back(&value);
   const c10::DeviceGuard on_its_device(*device_);
-  const auto num_blocks = static_cast<unsigned>((num_vectors + 2 * THREADS - 1) / (2 * THREADS));
+  const auto num_blocks = static_cast<unsigned>((num_vectors + VECTORS_OF_BLOCK - 1) / VECTORS_OF_BLOCK);
   const auto error = fusing->launch(kernel, num_blocks, 1, 1, THREADS, 1, 1, 0, launching_stream(*device_),
                                     parameters.data(), nullptr);
   TORCH_CHECK(error == 0, "memfit: a kernel that replays ", ops_.size(), " ops could not be launched (CUDA error ",

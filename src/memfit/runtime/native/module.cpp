@@ -110,7 +110,12 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
              if (result == nullptr) throw py::error_already_set();
              return py::reinterpret_steal<py::object>(result);
            })
-      .def("is_as_planned", &ForwardPass::is_as_planned)
+      .def("unplanned_calls",
+           [](const ForwardPass& forward_pass) -> py::object {
+             const auto& calls = forward_pass.unplanned_calls();
+             if (!calls) return py::none();
+             return py::make_tuple(calls->module, calls->op, calls->num_planned, calls->num_calls);
+           })
       .def("close", &ForwardPass::close);
   module.def("fast_path", &fast_path);
   define_offloading(module);

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from memfit.progress import Progress
+from memfit.runtime.native.shared_header import SHARED_HEADER, shared_header
 
 _SOURCES = Path(__file__).parent
 _MODULE = "memfit_native_tape"
@@ -84,7 +85,9 @@ def _built(compiler: str, main: str = "module.cpp", libraries: Sequence[str] = _
         if not library.exists():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 result = Path(scratch) / library.name
-                run = subprocess.run([*command, "-o", str(result)], capture_output=True, text=True, check=False)
+                (Path(scratch) / SHARED_HEADER).write_text(shared_header())
+                options = [f"-I{scratch}", "-o", str(result)]
+                run = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
                 if run.returncode != 0:
                     raise RuntimeError(_first_error(run.stderr))
                 result.replace(library)
@@ -97,7 +100,8 @@ def _library(command: list[str], main: str = "module.cpp") -> Path:
     all_sources = sorted(path for path in _SOURCES.iterdir() if path.suffix in (".h", ".cpp") and path.name != _METER)
     sources = [path.read_text() for path in ([_SOURCES / main] if main == _METER else all_sources)]
     torch_build = f"{torch.__version__} {torch.version.git_version}"
-    ingredients = "\n".join([*sources, torch_build, sys.version, *command])
+    shared = "" if main == _METER else shared_header()
+    ingredients = "\n".join([*sources, shared, torch_build, sys.version, *command])
     name = "memfit_allocation_meter" if main == _METER else _MODULE
     return _writable_folder() / f"{name}-{hashlib.sha256(ingredients.encode()).hexdigest()[:16]}.so"
 

@@ -13,14 +13,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "shared.h"
 #include "torch_names.h"
 
 namespace memfit {
-
-enum class Treatment { VIEW = 0, PURE, IN_PLACE, OVERWRITE, OPAQUE };
-
-// What a kernel that replays several ops assumes about an argument, as in `pointwise_ops.py`.
-enum class ArgumentRule { TENSOR = 0, ANY, ONE, OWN_DEVICE, TEXT };
 
 struct OpRule {
   explicit OpRule(c10::OperatorName of) : operator_name(std::move(of)) {}

@@ -14,10 +14,9 @@
 #include "event_log.h"
 #include "op_rules.h"
 #include "save_hooks.h"
+#include "shared.h"
 
 namespace memfit {
-
-enum class Fate { SAVE = 0, DROP, OFFLOAD };
 
 // The decisions for the outputs of one op call: one for all, or one each.
 struct Pattern {
@@ -90,6 +89,14 @@ struct PlannedModule : c10::intrusive_ptr_target {
   size_t num_calls_ = 0;
 };
 
+// How often an op ran in a call of a planned module, where the plan expects another number.
+struct UnplannedCalls {
+  std::string module;
+  std::string op;
+  size_t num_planned;
+  size_t num_calls;
+};
+
 // A running call of a planned module, and how often each op with decisions was called in it.
 struct Frame {
   intrusive_ptr<PlannedModule> module;
@@ -112,10 +119,15 @@ struct Frame {
     for (const auto& [op, number] : counts) text << " " << op << "=" << number;
     event_log.add("calls", module->path + text.str());
   }
-  bool is_as_planned() const {
-    return std::all_of(call.calls.begin(), call.calls.end(), [&](const auto& calls) {
-      return !calls || !calls->num_expected || num_calls[calls->slot] == *calls->num_expected;
-    });
+  // The first by name, as in Python.
+  std::optional<UnplannedCalls> unplanned_calls() const {
+    std::optional<UnplannedCalls> first;
+    for (const auto& calls : call.calls) {
+      if (!calls || !calls->num_expected || num_calls[calls->slot] == *calls->num_expected) continue;
+      if (!first || calls->op < first->op)
+        first = UnplannedCalls{module->path, calls->op, *calls->num_expected, num_calls[calls->slot]};
+    }
+    return first;
   }
 };
 

@@ -55,7 +55,7 @@ class Tape {
 
   Frame* frame = nullptr;  // of the innermost recorded module
   SaveHooks save_hooks;
-  bool is_as_planned = true;
+  std::optional<UnplannedCalls> unplanned_calls;  // the first of this pass
 
   PassState& state() { return *state_; }
   void dispatch_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
