@@ -95,7 +95,8 @@ def _plan(share: float, profile: memfit.ModelProfile) -> tuple[int, memfit.Plan]
         smallest = memfit.plan(profile, budget=1).predicted_peak_bytes
     except memfit.InfeasibleBudgetError as error:
         smallest = error.minimum_bytes
-    budget = round(smallest + share * (profile.peak_bytes - smallest))
+    # The plain step may be predicted a little above what was measured: workspaces count in full.
+    budget = round(smallest + share * max(0, profile.peak_bytes - smallest))
     return budget, memfit.plan(profile, budget=budget)
 
 

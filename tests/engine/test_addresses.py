@@ -159,6 +159,34 @@ def test_a_skipped_block_shifts_nothing() -> None:
     assert all_six - one_less == 4 * NUM_TOKENS * (WIDTH + 2 + 2 * 4 * WIDTH + WIDTH)
 
 
+def test_a_block_that_the_last_pass_skipped_drops_its_values_at_once() -> None:
+    """Its ops are those of the block that the last pass began with, which saves what this one drops."""
+
+    class Skipping(Stack):
+        skipped = -1
+
+        def run_blocks(self, x: Tensor) -> Tensor:
+            for number, block in enumerate(self.blocks):
+                x = x if number == self.skipped else block(x)
+            return x
+
+    torch.manual_seed(0)
+    model, x = Skipping(), batch()
+    plan = memfit.plan(
+        memfit.profile(model, x),
+        strategy=memfit.NoCheckpointing(),
+        force_recompute=["blocks.0.up::*", "blocks.0.act::*", "blocks.3.norm::*"],
+    )
+    with memfit.apply(model, plan):
+        peaks = []
+        for model.skipped in (0, -1, -1, 3, -1):
+            peaks.append(
+                allocated_peak(lambda: model(x).backward(), torch.device("cpu"), held=[*model.parameters(), x])
+            )
+            model.zero_grad()
+    assert peaks[0] < peaks[1] == peaks[2] == peaks[4] > peaks[3]
+
+
 def test_passes_before_a_backward_pass_are_told_apart_and_accumulated_ones_are_not() -> None:
     torch.manual_seed(0)
     model, x = Stack(), batch()

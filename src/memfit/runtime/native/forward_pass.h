@@ -152,6 +152,8 @@ class ForwardPass {
           begins_recording_(module->records && !pass_.is_recording_) {
       if (installs_hooks_) pass_.tape_->save_hooks.begin(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
       if (module->records || around_ == nullptr) pass_.tape_->frame = &frame_.emplace(module, pass_.round_);
+      entry_ = SaveHooks::module_call(frame_ ? static_cast<const void*>(&frame_->call) : module.get());
+      pass_.tape_->save_hooks.next_call(entry_);
       if (begins_recording_) {
         recording_tape = pass_.tape_.get();
         c10::impl::tls_set_dispatch_key_included(KEY, true);
@@ -165,6 +167,7 @@ class ForwardPass {
         recording_tape = nullptr;
       }
       pass_.tape_->frame = around_;
+      pass_.tape_->save_hooks.next_call(entry_ + 1);
       if (installs_hooks_) pass_.tape_->save_hooks.end();
     }
     Inside(const Inside&) = delete;
@@ -180,6 +183,7 @@ class ForwardPass {
     std::optional<Frame> frame_;
     bool installs_hooks_;
     bool begins_recording_;
+    uint64_t entry_ = 0;
   };
 
   bool are_hooks_as_left() const {

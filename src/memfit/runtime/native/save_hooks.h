@@ -83,6 +83,9 @@ class SaveHooks {
   // Whether no one else has installed hooks.
   bool are_hooks_as_left() const { return hooks().empty() || are_ours_in_use(); }
 
+  // The number of the beginning of a call of a module, as the first of which another pass may differ: ops alike may run
+  // in blocks that drop other values. That of its end is the next one.
+  static uint64_t module_call(const void* call) { return (uint64_t{1} << 63U) | reinterpret_cast<uint64_t>(call); }
   void next_call(uint64_t call) {
     if (is_as_last_ && ++position_ < last_->size() && (*last_)[position_].call == call) {
       want((*last_)[position_].dropped_was_saved_after);
