@@ -9,25 +9,22 @@ import pytest
 from memfit.runtime.engine import native_tape
 from memfit.runtime.native import native_library
 
-# Slow, or not about the engine alone: these are run once, with the engine that users get.
+# Modules whose tests run once, with the reason.
 RUN_ONCE = {
-    "test_applied_model",
-    "test_conformance",
-    "test_cuda_graphs",
-    "test_distributed",
-    "test_first_steps",
-    "test_fusing",
-    "test_fusing_on_gpu",
-    "test_native_engine",
-    "test_on_gpu",
-    "test_other_inputs",
-    "test_predicted_peaks",
-    "test_profile_keeps_the_model",
-    "test_step_comparison",
-    "test_unfit_plans",
-    "test_saved_tensor_hooks",
-    "test_where_fused",
-    "test_fast_path",
+    "test_conformance": "runs each test with both engines itself",
+    "test_first_steps": "runs each test with both engines itself",
+    "test_native_engine": "is about building and loading the engine in C++",
+    "test_fast_path": "is about how the engine in C++ enters modules without Python",
+    "test_saved_tensor_hooks": "is about where the engine in C++ installs hooks; the one in Python always does",
+    "test_fusing": "is about kernels that only the engine in C++ launches",
+    "test_where_fused": "is about kernels that only the engine in C++ launches",
+    "test_fusing_on_gpu": "is about kernels that only the engine in C++ launches",
+    "test_cuda_graphs": "needs a GPU, and the engine in C++ to be captured",
+    "test_on_gpu": "needs a GPU; the engine in C++ is what runs there",
+    "test_distributed": "starts processes, which choose the engine themselves",
+    "test_predicted_peaks": "takes a minute; the engines are compared by test_conformance and test_first_steps",
+    "test_profile_keeps_the_model": "is about profiling; its one plan is applied to see that nothing is left of it",
+    "test_step_comparison": "is about the comparison that other tests use; no plan is applied",
 }
 ENGINES = ("C++", "Python")
 
