@@ -241,7 +241,7 @@ def test_plans_for_first_steps_that_differ_hold_in_every_step(name: str, make_ta
     assert_steps_keep_the_budget(make, make_tape, num_steps=4)
     (note,) = planned(make)[0].notes
     assert note.startswith("its first steps differ: aten.")
-    assert note.endswith(f"It is planned for step {1 + num_before}, the largest of the first 4")
+    assert note.endswith(f"It is planned for step {1 + num_before}, the largest of the first 3")
 
 
 @pytest.mark.parametrize("with_optimizer", [False, True])
