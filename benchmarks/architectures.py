@@ -22,6 +22,7 @@ import warnings
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -133,6 +134,33 @@ def table_of(rows: list[ArchitectureRow]) -> Table:
         plain = max(row.plain_bytes)
         table.add_row(row.name, format_bytes(plain), f"{row.profiled_bytes / plain - 1:+.2%}", *cells)
     return table
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Return the table of docs/results/architectures.md."""
+    rows = result["rows"]
+    plans = [plan for row in rows for plan in row["plans"]]
+    over = [_over(plan) for plan in plans if _over(plan) > 0]
+    facts = result["environment"]
+    lines = [
+        f"{len(rows)} small models of transformers {facts['transformers']} on a CPU, PyTorch {facts['torch']}, three "
+        f"budgets each, three steps of a training loop by each plan (`benchmarks/architectures.py`). {len(over)} of "
+        f"{len(plans)} plans are over their budget in some step, by {max(over, default=0):.2%} at most. "
+        f"{sum(not plan['is_bit_identical'] for plan in plans)} of them change a gradient or a buffer. A cell is the "
+        "highest peak of the three steps, compared with the budget.",
+        "",
+        "| architecture | plain peak | smallest budget | half of the way to the plain peak | 0.8 of it |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        cells = [f"{_over(plan):+.2%} of {format_bytes(plan['budget_bytes'])}" for plan in row["plans"]]
+        cells = [f"failed: {row['error']}"] if row["error"] else [format_bytes(max(row["plain_bytes"])), *cells]
+        lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _over(plan: dict[str, Any]) -> float:
+    return max(plan["peak_bytes"]) / plan["budget_bytes"] - 1
 
 
 def main() -> None:

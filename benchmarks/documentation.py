@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import architectures
 import planning
 from frontier_results import load
 from frontier_tables import page_of, predictions, summary
@@ -45,10 +46,15 @@ def written() -> Mapping[Path, str]:
     planning_page = (
         f"# Planning\n\nWritten by `benchmarks/documentation.py`.\n\n{planning.markdown(planning_results)}\n"
     )
+    architectures_page = (
+        "# Architectures\n\nWritten by `benchmarks/documentation.py`.\n\n"
+        f"{architectures.markdown(_read('architectures.json'))}\n"
+    )
     return {
         DOCS / "performance.md": page,
         DOCS / "lengths.md": lengths_page,
         DOCS / "tune.md": tune_page,
+        DOCS / "results/architectures.md": architectures_page,
         DOCS / "results/planning.md": planning_page,
         **{DOCS / f"results/{model.name}.md": page_of(model, DOCS / "images") for model in models},
     }
