@@ -56,6 +56,9 @@ def left_behind(step: TrainingStep, state: KeptState, device: torch.device, reco
     num_bytes = _bytes_left_behind(step, state, device)
     if not num_bytes:
         return LeftBehind()
+    if step.num_steps_before:
+        # What the step before left is among what the recorded step found.
+        num_bytes = 0
     return LeftBehind(num_bytes, frozenset(save.value for save in recording.saves if save.released_after is None))
 
 
