@@ -136,7 +136,7 @@ def document(tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("place", "broken", "message"),
     [
-        (("format",), "memfit-plan", r'"format" must be "memfit-profile"; got \'memfit-plan\''),
+        (("format",), "memfit-plan", r'"format" must be "memfit-profile"; got "memfit-plan"'),
         (("version",), 2, r"version 2 of memfit-profile is newer than this memfit.*upgrade memfit"),
         (("ops",), {}, r'"ops" must be a list'),
         (("peak_bytes",), -1, r"peak_bytes must be a whole number, at least 0"),

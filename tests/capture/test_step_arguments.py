@@ -64,7 +64,7 @@ def test_gradients_that_are_switched_off_are_told(mode: Any, gradients_off: Any,
 def test_an_optimizer_that_needs_a_closure_is_refused_wherever_one_is_taken() -> None:
     model = nn.Linear(8, 8)
     plan = memfit.plan(memfit.profile(model, batch()), strategy=memfit.NoCheckpointing())
-    told = r"LBFGS\.step\(\) needs a closure.* Leave optimizer out"
+    told = r"LBFGS\.step\(\) needs a closure.* Leave the optimizer out"
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(memfit.InvalidParameterError, match=told):
         memfit.profile(model, batch(), optimizer=optimizer)

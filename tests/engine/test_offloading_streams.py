@@ -156,8 +156,8 @@ def test_a_host_without_room_is_named_in_the_error(streams: NotedStreams) -> Non
     # What Python notes on an error, C++ can only put into its message.
     told = "\n".join((str(caught.value), *getattr(caught.value, "__notes__", ())))
     assert (
-        "memfit was about to offload 512 bytes to the host's memory, which could not be had. A plan for a smaller "
-        "host_budget takes less of it"
+        "memfit was about to offload 512 bytes to the host's memory, which could not be allocated. "
+        "A plan for a smaller host_budget takes less of it"
     ) in told
     assert streams.since() == []
 

@@ -277,8 +277,9 @@ def peaks_of_steps(example: Example, plan: memfit.Plan, *, is_always_new: bool) 
 @pytest.mark.filterwarnings("ignore:the plan saves every value")
 def test_every_step_takes_as_much_as_if_all_were_asked_about(example: Example, plan_for: PlanFor) -> None:
     plan = plan_for(example)
-    with example.context():
-        # What a process compiles for its first call, it keeps.
-        TrainingStep(*_step_of(example)).run_forward_and_backward()
+    model, arguments = _step_of(example)
+    with memfit.apply(model, plan), example.context():
+        # A process keeps what it compiles for its first call.
+        TrainingStep(model, arguments).run_forward_and_backward()
     as_known = peaks_of_steps(example, plan, is_always_new=False)
     assert as_known == peaks_of_steps(example, plan, is_always_new=True)

@@ -89,7 +89,7 @@ def test_a_byte_order_mark_does_no_harm(file: Path) -> None:
         ('{\n  "format": memfit\n}', r"line 2, column 13: not JSON"),
         ("[1, 2]", r"must hold a JSON object with a format and a version; got \[1, 2\]"),
         ("{}", r'"format" must be "memfit-layers"; got None'),
-        ('{"format": "memfit-plan", "version": 1}', r'"format" must be "memfit-layers"; got \'memfit-plan\''),
+        ('{"format": "memfit-plan", "version": 1}', r'"format" must be "memfit-layers"; got "memfit-plan"'),
         (layers_text(version=2), r"version 2 of memfit-layers is newer .* reads up to version 1; upgrade memfit"),
         (layers_text(version="1"), r'"version" must be a whole number from 1 to 1; got \'1\''),
         (layers_text(version=True), r'"version" must be .* got True'),

@@ -88,7 +88,7 @@ inline Tensor host_buffer(int64_t num_bytes, bool is_pinned) {
   } catch (c10::Error& error) {
     TORCH_RETHROW(
         error, "memfit was about to offload ", num_bytes,
-        " bytes to the host's memory, which could not be had. A plan for a smaller host_budget takes less of it");
+        " bytes to the host's memory, which could not be allocated. A plan for a smaller host_budget takes less of it");
   }
 }
 
