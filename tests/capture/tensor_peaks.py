@@ -7,6 +7,7 @@ from typing import Any
 
 from memfit import ModelProfile
 from memfit.calibration.calibrating import UNACCOUNTED
+from memfit.capture.measuring.other_memory import LEFT_BEHIND
 from memfit.graph.model_profile import RecordedValue
 from memfit.planning.simulate.counted_peaks import counted_plain_peak_bytes
 from memfit.planning.step import Step
@@ -19,8 +20,8 @@ def peak_of_tensors(profile: ModelProfile) -> int:
 
 
 def values_of_tensors(profile: ModelProfile) -> tuple[RecordedValue, ...]:
-    """Return the values that ops made or read."""
-    return tuple(value for value in profile.values if value.name != UNACCOUNTED)
+    """Return the values that ops of one step made or read."""
+    return tuple(value for value in profile.values if value.name not in (UNACCOUNTED, LEFT_BEHIND))
 
 
 def described_ops(profile: ModelProfile) -> list[dict[str, Any]]:
