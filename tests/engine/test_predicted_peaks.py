@@ -38,7 +38,8 @@ def test_measured_peaks_are_the_predicted_ones_and_within_budget(example: Exampl
             measured = trials.measured(planned(plan)).peak_bytes
             # Plans follow measured times, so that each run tries others; nearly all peaks are exact.
             below = plan.predicted_peak_bytes - measured
-            is_off = below > max(0.005 * plan.predicted_peak_bytes, MOST_BYTES_BELOW)
+            # What is planned for a later step, or for one that skips nothing, is more than this step takes.
+            is_off = not profile.notes and below > max(0.005 * plan.predicted_peak_bytes, MOST_BYTES_BELOW)
             if measured > point.peak_bytes + FEW_BYTES or is_off:
                 misses.append((point.peak_bytes, plan.predicted_peak_bytes, measured))
     assert not misses, f"(budget, predicted, measured): {misses}"

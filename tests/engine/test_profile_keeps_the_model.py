@@ -56,14 +56,14 @@ class DropsBranches(nn.Module):
 
     def __init__(self, generator: np.random.Generator | np.random.RandomState) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(6))
         self.generator = generator
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             if self.generator.uniform() < 0.5:
-                x = x + torch.tanh(layer(x))
-        return x + torch.tanh(self.layers[0](x))
+                x = x + layer(x)
+        return x + self.layers[0](x)
 
     def state(self) -> Any:
         bits = self.generator.bit_generator if isinstance(self.generator, np.random.Generator) else None

@@ -39,7 +39,8 @@ class ModuleScopes:
     """
 
     def __init__(self, position: Callable[[], int] = lambda: 0, is_forward: Callable[[], bool] = lambda: True) -> None:
-        self.seen: dict[str, None] = {}
+        # How often each module was called, in the order of their first calls.
+        self.seen: dict[str, int] = {}
         # The outermost modules that a backward pass called, as a checkpoint does to recompute them.
         self.recomputed: dict[str, None] = {}
         # Whether a module that was called from outside returned keys and values for later calls.
@@ -95,7 +96,7 @@ class ModuleScopes:
     def _runner(self, paths: Sequence[str]) -> Runner:
         def run(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             path = paths[0] if len(paths) == 1 else _path_within(paths, self.current)
-            self.seen[path] = None
+            self.seen[path] = self.seen.get(path, 0) + 1
             if len(self._stack) == 1:
                 self._is_in_forward = not is_in_backward()
                 if not self._is_in_forward:

@@ -23,14 +23,19 @@ RunOp = Callable[[Any, Any, Any, Any], Any]
 
 
 class Structure(NamedTuple):
-    """How often each op ran with gradients in each module, by module and op, and the modules that were called.
+    """How often each op ran with gradients in each module, by module and op, and how often modules were called.
 
     ``peak_bytes`` is the most that the run allocated.
     """
 
     num_calls: Mapping[tuple[str, str], int]
-    called: frozenset[str]
+    module_calls: Mapping[str, int]
     peak_bytes: int
+
+    @property
+    def called(self) -> frozenset[str]:
+        """The modules that were called."""
+        return frozenset(self.module_calls)
 
     def varying_ops(self, other: Structure) -> set[tuple[str, str]]:
         """Return the ops, by module and op, whose number within one call of their module is another in ``other``."""
@@ -38,7 +43,9 @@ class Structure(NamedTuple):
         return {
             key
             for key in {**self.num_calls, **other.num_calls}
-            if key[0] in both and self.num_calls.get(key, 0) != other.num_calls.get(key, 0)
+            if key[0] in both
+            and self.num_calls.get(key, 0) * other.module_calls[key[0]]
+            != other.num_calls.get(key, 0) * self.module_calls[key[0]]
         }
 
     def difference_from(self, other: Structure) -> str | None:
@@ -64,7 +71,7 @@ def structure_of_run(step: TrainingStep, device: torch.device, run_op: RunOp, *,
     run = step.run if whole or step.arguments.step is not None else step.run_forward
     with scopes.save_hooks(bare_model(step.model)), no_garbage_collection(), counter:
         peak_bytes = allocated_peak(run, device)
-    return Structure(counter.num_calls, frozenset(scopes.seen), peak_bytes)
+    return Structure(counter.num_calls, dict(scopes.seen), peak_bytes)
 
 
 class _OpCounter(OpInterceptor):

@@ -20,12 +20,15 @@ class ModelChanges:
         self._model = model
         self._note()
 
-    def see(self) -> None:
-        """Look at the model. It takes a few microseconds per hundred modules where nothing has changed."""
+    def see(self) -> bool:
+        """Look at the model, and return whether it has changed.
+
+        It takes a few microseconds per hundred modules where nothing has.
+        """
         if all(tuple(children.values()) == before for _, children, before in self._children) and all(
             getattr(module, name, False) == before for _, module, name, before in self._switches
         ):
-            return
+            return False
         replaced, switched_on = next(self._replaced(), None), next(self._switched_on(), None)
         self._note()
         if replaced is not None:
@@ -41,6 +44,7 @@ class ModelChanges:
                 "hold. Switch it off, such as by gradient_checkpointing_disable(), or fit the model again",
                 stacklevel=5,
             )
+        return True
 
     def _note(self) -> None:
         modules = dict(self._model.named_modules())
