@@ -96,7 +96,7 @@ def with_fitted_host_costs(
     assert host is not None
     step = Step(profile)
     recomputed = {index for index in step.plannable if plan.decisions[profile.values[index].name] is Decision.RECOMPUTE}
-    expected = step.listeners.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
+    expected = step.recording.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
     in_forward = _factor(forward_seconds, expected.forward)
     in_backward = _factor(backward_seconds, expected.backward)
     fitted = replace(

@@ -241,11 +241,11 @@ def _plan_of(known: KnownStep, choice: Candidate, *, budget_bytes: int | None, o
     decision_of = dict.fromkeys(choice.recomputed, Decision.RECOMPUTE)
     decision_of |= dict.fromkeys(choice.offloading.values, Decision.OFFLOAD)
     step_seconds = profile.step_seconds or 1.0
-    listening = step.listeners.modules_for(decision_of.keys())
+    chosen = step.recording.modules_for(decision_of.keys())
     return Plan(
         decisions={profile.values[index].name: decision_of.get(index, Decision.SAVE) for index in step.plannable},
-        recorded_modules=listening.recorded_modules,
-        hooked_modules=listening.hooked_modules,
+        recorded_modules=chosen.recorded_modules,
+        hooked_modules=chosen.hooked_modules,
         recompute_flops=simulation.recompute_flops,
         fingerprint=profile.fingerprint,
         predicted_peak_bytes=known.peak_bytes(choice),

@@ -18,7 +18,7 @@ from memfit.planning.candidates.min_cut import Cut, HoldOrReplay
 from memfit.planning.candidates.pool import Pool
 from memfit.planning.step import Step
 from memfit.planning.step.block_values import BlockValues
-from memfit.planning.step.regions import USUAL_COSTS
+from memfit.planning.step.recording import USUAL_COSTS
 
 # How much higher the first value of the step is priced than the last, and the share of the cuts that each tilt gets.
 _TILTS = ((0.03, 0.65), (0.5, 0.2), (3.0, 0.15))

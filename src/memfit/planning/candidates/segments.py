@@ -89,7 +89,13 @@ def _more_room(step: Step, end: int) -> Bytes:
     for storage, start in enumerate(step.storage_start):
         if 0 <= start < NEVER and plannable.isdisjoint(step.values_of_storage[storage]):
             change[start] += step.storage_bytes[storage]
-            change[step.plain_end_of_storage[storage] + 1] -= step.storage_bytes[storage]
+            change[
+                max(
+                    step.natural_end_of_storage[storage],
+                    *(step.last_release_of_value[v] for v in step.values_of_storage[storage]),
+                )
+                + 1
+            ] -= step.storage_bytes[storage]
     beside = np.cumsum(change)[: step.num_ops]
     reached_at: Bytes = np.full(end + 1, NEVER, dtype=np.int64)
     for value in step.plannable:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from memfit.planning.candidates.pool import Candidate, Pool
 from memfit.planning.simulate.simulator import absences
-from memfit.planning.simulate.walk import RecipeRun
+from memfit.planning.simulate.walk import Restoration
 from memfit.planning.step import Step
 from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
 
@@ -58,13 +58,13 @@ def slack_used(step: Step, judge: Judge, plan: Candidate, budget_bytes: int) -> 
     return plan
 
 
-def _that_fit(step: Step, plan: Candidate, budget_bytes: int) -> list[RecipeRun]:
+def _that_fit(step: Step, plan: Candidate, budget_bytes: int) -> list[Restoration]:
     """Return what there is room for, to all appearances, the most expensive for its size first."""
     memory_bytes, runs = absences(step, plan.recomputed, plan.offloading)
     room_bytes = budget_bytes - memory_bytes
     seconds_per_byte_of_link = _seconds_per_byte_of_link(step)
 
-    def seconds_per_byte(run: RecipeRun) -> float:
+    def seconds_per_byte(run: Restoration) -> float:
         if run.op is None:
             return seconds_per_byte_of_link
         return step.replay_seconds[run.op] / max(sum(absence.num_bytes for absence in run.absences), 1)
@@ -83,7 +83,7 @@ def _seconds_per_byte_of_link(step: Step) -> float:
     return 0.0 if link is None else 1 / link.out_bytes_per_second + 1 / link.back_bytes_per_second
 
 
-def _faster(judge: Judge, plan: Candidate, runs: list[RecipeRun], budget_bytes: int) -> Candidate | None:
+def _faster(judge: Judge, plan: Candidate, runs: list[Restoration], budget_bytes: int) -> Candidate | None:
     """Return a faster plan within the budget that saves the first of what fits: all of it, half of it, and so on.
 
     Replays that start from what is saved now may hold it for longer than the plan's own did.

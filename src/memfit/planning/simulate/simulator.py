@@ -10,7 +10,7 @@ import numpy as np
 
 from memfit.graph.model_profile import ModelProfile
 from memfit.planning.simulate.traffic import Traffic
-from memfit.planning.simulate.walk import LiveBytes, RecipeRun, Walk
+from memfit.planning.simulate.walk import LiveBytes, Restoration, Walk
 from memfit.planning.step import Bytes, Step
 from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
 
@@ -27,7 +27,7 @@ class Absences(NamedTuple):
     """What is live at each position of the step under a plan, and which values are absent when."""
 
     memory_bytes: Bytes
-    runs: list[RecipeRun]
+    restorations: list[Restoration]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def traffic_of(step: Step, recomputed: Set[int], offloading: Offloading = NOTHIN
 def absences(step: Step, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> Absences:
     """Return where there would be more if some values were not dropped; ``recomputed`` is as for `simulated`."""
     walk = Walk(step, recomputed, offloading)
-    return Absences(walk.memory_bytes, list(walk.runs()))
+    return Absences(walk.memory_bytes, list(walk.restorations()))
 
 
 def peak_op_index(step: Step, recomputed: Set[int]) -> int:

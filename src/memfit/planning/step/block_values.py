@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from memfit.graph.model_profile import Phase
 from memfit.planning.step import Step
-from memfit.planning.step.regions import path_and_ancestors
+from memfit.planning.step.recording import path_and_ancestors
 
 # Outputs this many times smaller than the largest output of their op (means, log-sum-exps) are not worth a replay.
 STATISTICS_RATIO = 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from memfit.graph.model_profile import ModelProfile, Phase, Replay, Save
 from memfit.graph.outline import StepOutline, outline_of
-from memfit.planning.step.regions import Listeners
+from memfit.planning.step.ragged import Ragged
+from memfit.planning.step.recording import Recording
 from memfit.planning.step.step_time import StepTime
 
 Bytes = npt.NDArray[np.int64]
@@ -33,7 +34,7 @@ class Step:
     def __init__(self, profile: ModelProfile) -> None:
         self.profile = profile
         ops, values = profile.ops, profile.values
-        self.num_ops = len(ops)
+        self.num_ops, self.num_values = len(ops), len(values)
         self.op_inputs = [op.inputs for op in ops]
         self.op_outputs = [tuple(output for output in op.outputs if output is not None) for op in ops]
         self.op_seconds = [op.seconds for op in ops]
@@ -62,8 +63,8 @@ class Step:
                 self.read_rank_of_value[value] = rank
         self.num_saves_of_value = [len(saves) for saves in heard]
         self._index_storages()
-        self._index_plain_step()
         self._index_writes()
+        self._index_arrays()
 
     def _index_storages(self) -> None:
         values = self.profile.values
@@ -84,19 +85,6 @@ class Step:
             num_bytes for num_bytes, start in zip(self.storage_bytes, self.storage_start, strict=True) if start < 0
         )
 
-    def _index_plain_step(self) -> None:
-        """Note what comes and goes with each op when every value is saved; what outlives the step goes behind it."""
-        self.plain_end_of_storage = list(self.natural_end_of_storage)
-        for value, storage in enumerate(self.value_storage):
-            last_release = self.last_release_of_value[value]
-            self.plain_end_of_storage[storage] = max(self.plain_end_of_storage[storage], last_release)
-        self.made_bytes: Bytes = np.zeros(self.num_ops, dtype=np.int64)
-        self.freed_bytes: Bytes = np.zeros(self.num_ops + 1, dtype=np.int64)
-        for storage, start in enumerate(self.storage_start):
-            if 0 <= start < NEVER:
-                self.made_bytes[start] += self.storage_bytes[storage]
-                self.freed_bytes[self.plain_end_of_storage[storage]] += self.storage_bytes[storage]
-
     def _index_writes(self) -> None:
         """Note who writes over what, and until when the engine remembers the recipe of what lies in a storage."""
         ops, values = self.profile.ops, self.profile.values
@@ -116,15 +104,32 @@ class Step:
             for i, value in enumerate(values)
         ]
 
+    def _index_arrays(self) -> None:
+        """Repeat as arrays what the simulator looks up for many values at once."""
+
+        def array(numbers: Sequence[int]) -> Bytes:
+            return np.array(numbers, dtype=np.int64)
+
+        self.inputs, self.outputs = Ragged(self.op_inputs), Ragged(self.op_outputs)
+        self.reads_at, self.num_saves = array(self.read_times), array(self.num_saves_of_value)
+        self.bytes_of_value, self.bytes_of_storage = array(self.value_bytes), array(self.storage_bytes)
+        self.storage_of_value, self.natural_ends = array(self.value_storage), array(self.natural_end_of_storage)
+        self.releases_at, self.rewritten_at = array(self.last_release_of_value), array(self.overwritten_at)
+        self.rewritten_inputs = array(self.rewritten_input_of_op)
+        starts = array(self.storage_start)
+        self.made_storages: Bytes = np.flatnonzero((starts >= 0) & (starts < NEVER))
+        self.made_bytes: Bytes = np.zeros(self.num_ops, dtype=np.int64)
+        np.add.at(self.made_bytes, starts[self.made_storages], self.bytes_of_storage[self.made_storages])
+
     @property
     def last_time_before_reads(self) -> int:
         """The last op before the backward pass reads anything: then all that is saved is held."""
         return max(min(self.read_times, default=self.num_ops) - 1, 0)
 
     @cached_property
-    def listeners(self) -> Listeners:
+    def recording(self) -> Recording:
         """Where the engine must listen for each plan."""
-        return Listeners(self.profile)
+        return Recording(self.profile)
 
     @cached_property
     def outline(self) -> StepOutline:
@@ -134,7 +139,7 @@ class Step:
     @cached_property
     def time(self) -> StepTime:
         """How long the step takes under each plan."""
-        return StepTime(self.profile, self.listeners)
+        return StepTime(self.profile, self.recording)
 
     @cached_property
     def plannable(self) -> tuple[int, ...]:

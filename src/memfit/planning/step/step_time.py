@@ -8,7 +8,7 @@ the backward pass, and the device f and b to compute them, a step in a row of th
     F + b      it waits until the forward pass is launched: only where the host cannot begin the step before the device
                has ended the last one (`HostCosts.runs_ahead`).
 
-A plan adds its replays to b and to B, what listening costs to F and B, and what the device waits for copies to f and b:
+A plan adds its replays to b and to B, what recording costs to F and B, and what the device waits for copies to f and b:
 meanwhile the host goes on. Where host and device are one, or what the host spends was not measured, a plan adds the
 seconds of its replays and of that waiting, and no more.
 """
@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp
 from memfit.planning.step.link_time import NO_WAITING, Waiting
-from memfit.planning.step.regions import Listeners, ListeningCost
+from memfit.planning.step.recording import Recording, RecordingCost
 
-_NOTHING = ListeningCost(0.0, 0.0)
+_NOTHING = RecordingCost(0.0, 0.0)
 
 
 class Seconds(NamedTuple):
@@ -52,9 +52,9 @@ def seconds_in_a_row(host: Seconds, device: Seconds, *, runs_ahead: bool) -> flo
 class StepTime:
     """Predicts, for one profiled step, the seconds that plans add to it."""
 
-    def __init__(self, profile: ModelProfile, listeners: Listeners) -> None:
+    def __init__(self, profile: ModelProfile, recording: Recording) -> None:
         self._host = profile.host
-        self._listeners = listeners
+        self._recording = recording
         self._host_seconds_offloading = 0.0 if profile.link is None else profile.link.host_seconds
         self._device = device_seconds(profile.ops)
         self.launches_may_matter = self._launches_may_matter(profile)
@@ -79,11 +79,11 @@ class StepTime:
         """
         if not self.launches_may_matter or not dropped:
             return replay_seconds + sum(waiting)
-        forward, backward = self._listeners.cost_of(dropped, num_runs)
+        forward, backward = self._recording.cost_of(dropped, num_runs)
         # About as long for sending as for fetching.
         offloading = num_offloaded * self._host_seconds_offloading / 2
-        listening = ListeningCost(forward + offloading, backward + offloading)
-        return self._of(listening, replay_seconds, waiting) - self._of(_NOTHING, 0.0)
+        recording = RecordingCost(forward + offloading, backward + offloading)
+        return self._of(recording, replay_seconds, waiting) - self._of(_NOTHING, 0.0)
 
     def at_least(self, replay_seconds: float) -> float:
         """Return the seconds that a plan adds at least if its replays take at least ``replay_seconds``."""
@@ -91,9 +91,9 @@ class StepTime:
             return replay_seconds
         return self._of(_NOTHING, replay_seconds) - self._of(_NOTHING, 0.0)
 
-    def _of(self, listening: ListeningCost, replay_seconds: float, waiting: Waiting = NO_WAITING) -> float:
+    def _of(self, recording: RecordingCost, replay_seconds: float, waiting: Waiting = NO_WAITING) -> float:
         assert self._host is not None
-        host = Seconds(self._host.forward + listening.forward, self._host.backward + listening.backward)
+        host = Seconds(self._host.forward + recording.forward, self._host.backward + recording.backward)
         device = Seconds(
             self._device.forward + waiting.forward, self._device.backward + replay_seconds + waiting.backward
         )
@@ -108,5 +108,5 @@ class StepTime:
             for index, value in enumerate(profile.values)
             if value.op_index is not None and profile.ops[value.op_index].phase is Phase.FORWARD
         }
-        dearest = self._listeners.cost_of(forward, len(profile.ops))
+        dearest = self._recording.cost_of(forward, len(profile.ops))
         return self._of(dearest, 0.0) > sum(self._device)
