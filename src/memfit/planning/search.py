@@ -17,11 +17,9 @@ from memfit.planning.beam.beam_search import low_peaks, lowest_peak
 from memfit.planning.bounds.lower_bound import LowerBound
 from memfit.planning.candidates.densify import densify
 from memfit.planning.candidates.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
-from memfit.planning.candidates.known_rules import known_rules
 from memfit.planning.candidates.launches import prune_launches
 from memfit.planning.candidates.pool import Candidate, Pool
-from memfit.planning.candidates.price_sweep import launch_sweeps, price_sweeps
-from memfit.planning.candidates.segments import segments
+from memfit.planning.candidates.price_sweep import price_sweeps, price_sweeps_within_blocks
 from memfit.planning.candidates.slack import use_slack
 from memfit.planning.simulate.simulator import peak_op_index
 from memfit.planning.step import Step
@@ -30,10 +28,9 @@ from memfit.planning.step import Step
 Proposer = Callable[[Pool], Iterable[Set[int]]]
 
 PROPOSERS: tuple[Proposer, ...] = (
-    known_rules,
     price_sweeps,
-    launch_sweeps,
-    segments,
+    prune_launches,
+    price_sweeps_within_blocks,
     low_peaks,
     prune_launches,
     densify,

@@ -24,12 +24,11 @@ from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from memfit.planning.candidates.min_cut import HoldOrReplay
+from memfit.planning.candidates.min_cut import HoldOrReplay, hull
 from memfit.planning.step import NEVER, Step
 
-_MOST_LINES_PER_TIME = 24
+_MOST_LINES_PER_TIME = 26
 # A price per byte at which the bytes of large steps fit into the units of `min_cut`, as a share of all its units.
 _SHARE_OF_UNITS = 0.25
 
@@ -81,33 +80,15 @@ class LowerBound:
 
     def _found_lines_at(self, time: int) -> list[Line]:
         """Return what the cuts at one time prove, at prices from nothing held to all."""
-        lines: list[Line] = []
         graph = HoldOrReplay(self._step, time, self._may_be_recomputed)
-        always_bytes = _fixed_bytes(self._step, time)
-        pending = [(_priced(graph, self._bytes, 0.0), _priced(graph, self._bytes, graph.highest_price))]
-        while pending and len(lines) < _MOST_LINES_PER_TIME:
-            # The widest in seconds first.
-            pending.sort(key=lambda pair: pair[1].seconds - pair[0].seconds)
-            low, high = pending.pop()
-            if high.seconds <= low.seconds or low.held_bytes <= high.held_bytes:
-                continue
-            price = (high.seconds - low.seconds) / (low.held_bytes - high.held_bytes)
-            middle = _priced(graph, self._bytes, price)
-            lines.append(Line(middle.bound + price * always_bytes, -price))
-            if low.held_bytes > middle.held_bytes > high.held_bytes:
-                pending += [(low, middle), (middle, high)]
-        return lines
-
-
-class _Corner(NamedTuple):
-    seconds: float
-    held_bytes: float
-    bound: float
-
-
-def _priced(graph: HoldOrReplay, num_bytes: npt.NDArray[np.float64], price: float) -> _Corner:
-    cut = graph.cut(lambda values: price * num_bytes[values])
-    return _Corner(cut.seconds, float(num_bytes[list(cut.held)].sum()), cut.bound)
+        always_bytes, num_bytes = _fixed_bytes(self._step, time), self._bytes
+        cuts = hull(
+            lambda price: graph.cut(lambda values: price * num_bytes[values]),
+            lambda cut: float(num_bytes[list(cut.held)].sum()),
+            graph.highest_price,
+            most_cuts=_MOST_LINES_PER_TIME,
+        )
+        return [Line(cut.bound + price * always_bytes, -price) for price, cut in cuts]
 
 
 def _least_live_peak(step: Step) -> int:

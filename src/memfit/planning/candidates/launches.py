@@ -1,26 +1,27 @@
 """Launch-aware pruning, for steps in which the device waits for the host.
 
 There, a small value costs as much to drop and to restore as a large one. So each plan is tried without the smallest
-values that it recomputes, without those of some blocks, and without all that it can do without at its own peak. Between
-two plans that follow each other on the frontier lie those that recompute what the one does and a part of what the other
-does.
+values that it recomputes, without those of some blocks, and without each kind of value that it can save at its own
+peak: of one kind are the values of one op in all blocks. Between two neighbours on the frontier lie plans that
+recompute what the larger one does and a part of what the smaller one does.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from memfit.planning.candidates.pool import Candidate, Pool
 from memfit.planning.step.block_values import BlockValues
+from memfit.planning.step.recording import path_and_ancestors
 
-# How many plans a step of one op could pay for; a round takes about a thousand, or fewer from fewer plans.
-_EFFORT_OPS = 2_500_000
-_NUM_ROUNDS = 3
+# How many plans a step of one op could pay for.
+_EFFORT_OPS = 830_000
 _MOST_PLANS = 17
 _NUM_PARTS = 8
-_NUM_CHUNKS = 24
-_TRIES_PER_PLAN = 3 * (_NUM_PARTS - 1) + _NUM_CHUNKS + 2 * (_NUM_PARTS - 1)
+_USUAL_NUM_KINDS = 24
+_TRIES_PER_PLAN = 5 * (_NUM_PARTS - 1) + _USUAL_NUM_KINDS
 
 
 def prune_launches(pool: Pool) -> Iterator[frozenset[int]]:
@@ -29,16 +30,15 @@ def prune_launches(pool: Pool) -> Iterator[frozenset[int]]:
     Leaving this out costs 0.4 to 5 points on launch-bound steps, and nothing on others.
     """
     step = pool.step
-    num_plans = min(_EFFORT_OPS // max(step.num_ops, 1) // (_NUM_ROUNDS * _TRIES_PER_PLAN), _MOST_PLANS)
+    num_plans = min(_EFFORT_OPS // max(step.num_ops, 1) // _TRIES_PER_PLAN, _MOST_PLANS)
     if not step.time.launches_may_matter or num_plans < 2:
         return
     pruning = _Pruning(pool)
-    for _ in range(_NUM_ROUNDS):
-        for plan in _spread(pool.frontier(), num_plans):
-            yield from pruning.without_parts(plan)
-            pruning.save_what_is_free(plan)
-        for larger, smaller in pairwise(_spread(pool.frontier(), num_plans)):
-            yield from pruning.between(larger, smaller)
+    for plan in _spread(pool.frontier(), num_plans):
+        yield from pruning.without_parts(plan)
+        pruning.without_kinds(plan)
+    for larger, smaller in pairwise(_spread(pool.frontier(), num_plans)):
+        yield from pruning.between(larger, smaller)
 
 
 class _Pruning:
@@ -47,6 +47,7 @@ class _Pruning:
         self._step = pool.step
         self._num_blocks = len(self._step.profile.blocks)
         blocks = BlockValues(self._step)
+        self._paths = {block.path for block in self._step.profile.blocks}
         self._made_before = [frozenset(blocks.made_in(range(number))) for number in range(self._num_blocks + 1)]
 
     def without_parts(self, plan: Candidate) -> Iterator[frozenset[int]]:
@@ -59,16 +60,22 @@ class _Pruning:
             yield plan.recomputed - first
             yield plan.recomputed - (in_blocks - first)
 
-    def save_what_is_free(self, plan: Candidate) -> None:
-        """Save the smallest values, some at a time, wherever the peak does not become higher by it."""
+    def without_kinds(self, plan: Candidate) -> None:
+        """Save one kind of value after the other in all blocks, wherever the peak does not become higher by it."""
         best = plan
-        smallest_first = self._smallest_first(plan.recomputed)
-        starts = [len(smallest_first) * number // _NUM_CHUNKS for number in range(_NUM_CHUNKS + 1)]
-        for start, end in pairwise(starts):
-            chunk = smallest_first[start:end]
-            tried = self._pool.add(best.recomputed.difference(chunk))
+        of_kind: defaultdict[str, list[int]] = defaultdict(list)
+        for value in self._smallest_first(plan.recomputed):
+            of_kind[self._kind(value)].append(value)
+        for values in of_kind.values():
+            tried = self._pool.add(best.recomputed.difference(values))
             if tried.peak_bytes <= plan.peak_bytes and tried.added_seconds <= best.added_seconds:
                 best = tried
+
+    def _kind(self, value: int) -> str:
+        """Return the value's name without its block: the same for like values of all blocks."""
+        module = self._step.profile.ops[self._step.value_op[value]].module or ""
+        around = next((path for path in path_and_ancestors(module) if path in self._paths), "")
+        return self._step.profile.values[value].name.removeprefix(around)
 
     def between(self, larger: Candidate, smaller: Candidate) -> Iterator[frozenset[int]]:
         """Yield plans that recompute a part of what only the smaller plan does: its largest values, or its first."""

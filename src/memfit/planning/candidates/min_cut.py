@@ -17,8 +17,10 @@ rewrites is (the engine's rule): op ── ∞ ──▶ op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+import heapq
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -164,20 +166,14 @@ class HoldOrReplay:
         units = np.floor(price_of(self._priced_values) / self._seconds_per_unit)
         self._capacities[self._is_price] = np.minimum(units, self._most_units)
         shape = (self._num_nodes, self._num_nodes)
-        graph = csr_array((self._capacities, self._heads, self._row_starts), shape=shape)
-        result = maximum_flow(graph, _SOURCE, _SINK)
-        residual = graph.astype(np.int64) - result.flow
-        residual.data[residual.data < 0] = 0
-        residual.eliminate_zeros()
-        reached = np.zeros(self._num_nodes, dtype=bool)
-        reached[breadth_first_order(residual, _SOURCE, return_predecessors=False)] = True
-        may_run = {op for op, node in self._op_node.items() if not reached[node]}
+        flow, is_reached = maximum_flow_from(csr_array((self._capacities, self._heads, self._row_starts), shape=shape))
+        may_run = {op for op, node in self._op_node.items() if not is_reached[node]}
         recomputed, replayed, held = self._walked(may_run)
         return Cut(
             recomputed=frozenset(recomputed),
             seconds=sum(self._op_seconds[op] for op in replayed),
             held=(*always_held, *held),
-            bound=always_paid + float(result.flow_value) * self._seconds_per_unit,
+            bound=always_paid + flow * self._seconds_per_unit,
         )
 
     def _walked(self, may_run: set[int]) -> tuple[set[int], set[int], list[int]]:
@@ -210,3 +206,48 @@ class HoldOrReplay:
                         seen.add(read)
                         stack.append(read)
         return recomputed, replayed, held
+
+
+def maximum_flow_from(graph: csr_array) -> tuple[float, npt.NDArray[np.bool_]]:
+    """Return the maximum flow from node 0 to node 1, and which nodes the source then still reaches: its smallest side."""
+    result = maximum_flow(graph, _SOURCE, _SINK)
+    residual = graph.astype(np.int64) - result.flow
+    residual.data[residual.data < 0] = 0
+    residual.eliminate_zeros()
+    is_reached = np.zeros(graph.shape[0], dtype=bool)
+    is_reached[breadth_first_order(residual, _SOURCE, return_predecessors=False)] = True
+    return float(result.flow_value), is_reached
+
+
+class _HasSeconds(Protocol):
+    @property
+    def seconds(self) -> float: ...
+
+
+_Corner = TypeVar("_Corner", bound=_HasSeconds)
+
+
+def hull(
+    cut_at: Callable[[float], _Corner], bytes_of: Callable[[_Corner], float], highest_price: float, *, most_cuts: int
+) -> Iterator[tuple[float, _Corner]]:
+    """Yield at most ``most_cuts`` prices per byte and their cuts: corners of the lower hull of seconds against bytes.
+
+    It splits first where neighbours differ most in seconds.
+    """
+    first, last = cut_at(0.0), cut_at(highest_price)
+    yield 0.0, first
+    yield highest_price, last
+    num_cuts = 2
+    pending = [(first.seconds - last.seconds, num_cuts, first, last)]
+    while pending and num_cuts < most_cuts:
+        _, _, low, high = heapq.heappop(pending)
+        if high.seconds <= low.seconds or bytes_of(low) <= bytes_of(high):
+            continue
+        price = (high.seconds - low.seconds) / (bytes_of(low) - bytes_of(high))
+        middle = cut_at(price)
+        num_cuts += 1
+        yield price, middle
+        # Above a billionth below the chord it is the rounding of prices, not another corner.
+        if middle.seconds + price * bytes_of(middle) < (low.seconds + price * bytes_of(low)) * (1 - 1e-9):
+            heapq.heappush(pending, (low.seconds - middle.seconds, 2 * num_cuts, low, middle))
+            heapq.heappush(pending, (middle.seconds - high.seconds, 2 * num_cuts + 1, middle, high))

@@ -19,7 +19,7 @@ from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
 Judge = Callable[[frozenset[int], Offloading], Candidate]
 
 # How many budgets a step of one op could pay for, and how many there are at most.
-_EFFORT_OPS, _MOST_BUDGETS = 45_000, 128
+_EFFORT_OPS, _MOST_BUDGETS = 90_000, 256
 # What was saved lets others be let go of sooner, which makes room for more.
 _MOST_LOOKS = 3
 

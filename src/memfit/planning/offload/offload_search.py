@@ -25,13 +25,12 @@ from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
 
 from memfit.graph.model_profile import Link
-from memfit.planning.candidates.known_rules import whole_blocks
 from memfit.planning.candidates.pool import Candidate
 from memfit.planning.candidates.slack import slack_used_at_budgets
 from memfit.planning.offload.offloadable import held_by, host_bytes_of, may_be_offloaded
 from memfit.planning.simulate.simulator import judged
 from memfit.planning.step import Step
-from memfit.planning.step.block_values import is_statistic
+from memfit.planning.step.block_values import BlockValues, is_statistic
 from memfit.planning.step.link_time import out_seconds, with_reserve
 from memfit.planning.step.offload_rules import Offloading
 
@@ -290,3 +289,19 @@ def _as_the_link_carries(step: Step, link: Link, held: list[int], window_bytes: 
             free_at = max(free_at, now) + seconds
             sent.append(value)
     return sent
+
+
+def whole_blocks(step: Step) -> Iterator[set[int]]:
+    """Yield what is recomputed where every block is replayed from what enters it, and where attention is spared.
+
+    Also where the first blocks are not replayed: when the backward pass comes to them, the gradients of all others are
+    there, and replays have the least room.
+    """
+    blocks, num_blocks = BlockValues(step), len(step.profile.blocks)
+    everything = blocks.inside(range(num_blocks))
+    if everything:
+        yield everything
+        yield {value for value in everything if "attention" not in step.profile.ops[step.value_op[value]].op}
+    for num_first in (1, 2, 4, 8):
+        if num_first < num_blocks:
+            yield blocks.inside(range(num_first, num_blocks))

@@ -21,7 +21,8 @@ from itertools import pairwise
 
 import numpy as np
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from memfit.planning.candidates.min_cut import hull, maximum_flow_from
 
 # SciPy's flows are whole numbers of 32 bits. All costs and prices together are at most this many units.
 _TOTAL_UNITS = 2**28
@@ -57,6 +58,11 @@ class GraphCut:
     saved_bytes: int
     cost: float
 
+    @property
+    def seconds(self) -> float:
+        """The cost, in whatever unit it has."""
+        return self.cost
+
 
 class ForwardGraph:
     """The values of a block's forward graph, each after its inputs."""
@@ -85,12 +91,14 @@ class ForwardGraph:
             edges.append((node + 1, 1, cost if value.may_be_recomputed else _INFINITE))
             edges.append((node + 1, node, _INFINITE))
             if value.may_be_recomputed:
-                edges.extend((node + 1, needed_node[read], _INFINITE) for read in value.inputs)
+                edges.extend((node + 1, needed_node[read], _INFINITE) for read in dict.fromkeys(value.inputs))
             if value.is_read_by_backward:
                 edges.append((0, node, _INFINITE))
-        on_source_side = _source_side([edge for edge in edges if edge[2]], 2 + 2 * len(self._needed))
-        saved = [p for p, node in needed_node.items() if node in on_source_side and node + 1 not in on_source_side]
-        recomputed = [place for place, node in needed_node.items() if node + 1 in on_source_side]
+        starts, ends, capacities = np.array(edges, dtype=np.int32).reshape(-1, 3).T
+        shape = (2 + 2 * len(needed_node),) * 2
+        is_reached = maximum_flow_from(csr_array((capacities, (starts, ends)), shape=shape))[1].tolist()
+        saved = [place for place, node in needed_node.items() if is_reached[node] and not is_reached[node + 1]]
+        recomputed = [place for place, node in needed_node.items() if is_reached[node + 1]]
         return GraphCut(
             price,
             tuple(saved),
@@ -135,19 +143,9 @@ class ForwardGraph:
 
     def hull(self) -> list[GraphCut]:
         """Return choices on the lower convex hull of cost against bytes, the most bytes first."""
-        everything, least = self.cut(0.0), self.cut(math.inf)
-        found = {everything.saved_bytes: everything, least.saved_bytes: least}
-        num_cuts = 2
-        between = [(everything, least)]
-        while between and num_cuts < _MOST_CUTS:
-            more, less = between.pop(0)
-            if more.saved_bytes <= less.saved_bytes:
-                continue
-            cut = self.cut((less.cost - more.cost) / (more.saved_bytes - less.saved_bytes))
-            num_cuts += 1
-            if less.saved_bytes < cut.saved_bytes < more.saved_bytes:
-                found.setdefault(cut.saved_bytes, cut)
-                between += [(more, cut), (cut, less)]
+        cuts = [cut for _, cut in hull(self.cut, lambda cut: cut.saved_bytes, math.inf, most_cuts=_MOST_CUTS)]
+        # Of equal bytes, the one found at the lowest price.
+        found = {cut.saved_bytes: cut for cut in reversed(cuts)}
         return [found[saved_bytes] for saved_bytes in sorted(found, reverse=True)]
 
     def _needed_values(self) -> list[int]:
@@ -174,20 +172,3 @@ def chosen_cuts(hull: Sequence[GraphCut], num_cuts: int) -> list[GraphCut]:
         }
         chosen = sorted([*chosen, max(errors, key=errors.__getitem__)])
     return [hull[place] for place in chosen]
-
-
-def _source_side(edges: list[tuple[int, int, int]], num_nodes: int) -> set[int]:
-    """Return the nodes that the source still reaches once the flow is at its maximum: the smallest source's side."""
-    merged: dict[tuple[int, int], int] = {}
-    for start, end, capacity in edges:
-        merged[start, end] = min(_INFINITE, merged.get((start, end), 0) + capacity)
-    starts, ends = (np.array([edge[side] for edge in merged], dtype=np.int32) for side in (0, 1))
-    capacities = np.array(list(merged.values()), dtype=np.int32)
-    graph = csr_array((capacities, (starts, ends)), shape=(num_nodes, num_nodes))
-    if not merged:
-        return {0}
-    residual = graph.astype(np.int64) - maximum_flow(graph, 0, 1).flow
-    residual.data[residual.data < 0] = 0
-    residual.eliminate_zeros()
-    order = breadth_first_order(residual, 0, return_predecessors=False)
-    return set(order.tolist())

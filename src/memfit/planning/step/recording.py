@@ -13,7 +13,7 @@ tenth of hooking a save: so modules that save much else are recorded, too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
 
 import numpy as np
