@@ -19,7 +19,7 @@ from memfit.planning.step import Step
 # Multiples of the bytes that the frontier so far saves per second.
 _RATES = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.9, 1.2, 2.0, 4.0)
 # How many rows a step of one op could pay for, for each rate, and the limits to their number.
-_EFFORT_OPS, _FEWEST_ROWS, _MOST_ROWS = 10_000, 6, 24
+_EFFORT_OPS, _FEWEST_ROWS, _MOST_ROWS = 20_000, 6, 12
 # Searches in which one value is held: how many a step of one op could pay for, how many there are, and their rows.
 _EFFORT_OF_HOLDING, _FEWEST_HELD, _MOST_HELD, _ROWS_WHEN_HOLDING = 3_600, 8, 24, 1
 # How much more effort goes into the smallest peak, and once more where a budget asks for it.
