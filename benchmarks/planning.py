@@ -137,7 +137,7 @@ def measure_minimums() -> dict[str, dict[str, float]]:
         except memfit.InfeasibleBudgetError as error:
             minimum_bytes = error.minimum_bytes
         seconds = time.perf_counter() - start
-        exploration = known_step(profile).exploration_to_the_lowest_peak()
+        exploration = known_step(profile).exploration()
         results[family] = {
             "minimum_bytes": minimum_bytes,
             "proven_bytes": exploration.least_peak_bytes,

@@ -9,13 +9,13 @@ from tests.engine.plans import every_value, profile_of
 from tests.engine.zoo import BY_NAME
 
 from memfit.calibration.host_costs import TYPICAL_SECONDS, with_fitted_host_costs, with_host_costs
+from memfit.calibration.trial_plans import plan_of_all_that_replays, plan_of_every_second_that_replays
 from memfit.capture.real_step import capture_real_step
 from memfit.capture.state.kept_state import KeptState
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import HostCosts, Link
 from memfit.graph.plan import Decision, Plan
-from memfit.planning.planner import plan_of_all_that_replays, plan_of_every_second_that_replays
 from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
 from memfit.runtime.engine.native_tape import engine_name

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from memfit.calibration.trial_plans import plan_of_every_second_that_replays
 from memfit.capture.measuring.step_times import timed_interleaved
 from memfit.capture.measuring.throttling import is_device_bound
 from memfit.capture.real_step import CapturedStep
@@ -18,7 +19,6 @@ from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import HOST_SECONDS, ModelProfile
 from memfit.graph.plan import Decision, Plan
-from memfit.planning.planner import plan_of_every_second_that_replays
 from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
 from memfit.planning.step.step_time import Seconds, device_seconds, seconds_in_a_row

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from memfit.calibration.trial_plans import plan_of_all_that_replays, plan_of_what_leaves_blocks
 from memfit.capture.state.bits import same_bits
 from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import ModelProfile, Phase
 from memfit.graph.outline import Address
 from memfit.graph.plan import Plan
-from memfit.planning.planner import plan_of_all_that_replays, plan_of_what_leaves_blocks
 from memfit.runtime.applying.apply import Applied
 from memfit.runtime.engine.call_arguments import is_strided, tensors_in
 from memfit.runtime.engine.op_rules import OpRule, Treatment, rule_for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
 from memfit.errors import InvalidParameterError
@@ -45,8 +45,7 @@ def plan(
     in (0, 1] of the device's memory, or "auto". The plan is the fastest one found that keeps it, and its
     ``optimality_gap`` tells how far from the fastest possible it can be; ``InfeasibleBudgetError`` names the smallest
     budget where there is none. Where the plain step fits, nothing is recomputed. A smaller budget never gets a faster
-    or a larger plan. What lies below the smallest peak of `frontier` is looked for when it is asked for, which takes
-    longer; what is found then serves larger budgets, too, where it is faster.
+    or a larger plan.
 
     ``host_budget`` is how much of the host's pinned memory a plan for a budget may use, to offload values as well: an
     int of bytes, a text, or "auto" for half of what was free there. It takes a profile of a GPU. With 0, as it is
@@ -74,27 +73,26 @@ def plan(
     forced = forced_values(step, force_save, force_recompute)
     if strategy is not None:
         wanted = (_values_of_chosen_blocks(step, strategy) | forced.recomputed) - forced.saved
-        return _plan_of(known, _judged_candidate(known, step.recomputed_of(wanted)), budget_bytes=None)
+        return plan_recomputing(profile, lambda step: wanted)
     assert budget is not None
     budget_bytes = budget_in_bytes(budget, profile)
     host_bytes = host_budget_in_bytes(host_budget, profile)
     plain = _judged_candidate(known, frozenset())
     if not forced.recomputed and known.peak_bytes(plain) <= budget_bytes:
         return _plan_of(known, plain, budget_bytes=budget_bytes)
-    for explore in (known.exploration, known.exploration_to_the_lowest_peak):
-        exploration = explore(forced=forced.recomputed, kept=forced.saved)
-        entries = _entries(known, forced, host_bytes)
-        position = _first_within(known, entries, budget_bytes)
-        if position is not None:
-            origin = _Origin(exploration, entries[max(position - 1, 0)], host_bytes)
-            return _plan_of(known, entries[position], budget_bytes=budget_bytes, origin=origin)
-    raise infeasible(
-        known,
-        _smallest(known, entries),
-        budget_bytes=budget_bytes,
-        host_budget_bytes=host_bytes,
-        least_peak_bytes=exploration.least_peak_bytes,
-    )
+    exploration = known.exploration(forced=forced.recomputed, kept=forced.saved)
+    entries = _entries(known, forced, host_bytes)
+    position = _first_within(known, entries, budget_bytes)
+    if position is None:
+        raise infeasible(
+            known,
+            _smallest(known, entries),
+            budget_bytes=budget_bytes,
+            host_budget_bytes=host_bytes,
+            least_peak_bytes=exploration.least_peak_bytes,
+        )
+    origin = _Origin(exploration, entries[max(position - 1, 0)], host_bytes)
+    return _plan_of(known, entries[position], budget_bytes=budget_bytes, origin=origin)
 
 
 def _compiled_plan(
@@ -138,35 +136,10 @@ def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudget
     return tuple(chosen)
 
 
-def plan_of_all_that_replays(profile: ModelProfile) -> Plan:
-    """Return the plan that recomputes each value that can be, starting anew at what leaves a block."""
+def plan_recomputing(profile: ModelProfile, chosen: Callable[[Step], Set[int]]) -> Plan:
+    """Return the plan that recomputes the ``chosen`` values, as far as the engine can."""
     known = known_step(profile)
-    step = known.step
-    wanted = set(step.plannable) - BlockValues(step).leaving()
-    return _plan_of(known, _judged_candidate(known, step.recomputed_of(wanted)), budget_bytes=None)
-
-
-def plan_of_every_second_that_replays(profile: ModelProfile) -> Plan:
-    """Return the plan that recomputes half of the values that can be, here and there, as plans for budgets do."""
-    known = known_step(profile)
-    step = known.step
-    wanted = set(sorted(step.recomputed_of(set(step.plannable) - BlockValues(step).leaving()))[::2])
-    return _plan_of(known, _judged_candidate(known, step.recomputed_of(wanted)), budget_bytes=None)
-
-
-def plan_of_what_leaves_blocks(profile: ModelProfile) -> Plan:
-    """Return the plan that recomputes the values that leave blocks, and what those were written over, from the rest."""
-    known = known_step(profile)
-    step = known.step
-    wanted = BlockValues(step).leaving()
-    for value in sorted(wanted, reverse=True):
-        op = profile.ops[step.value_op[value]]
-        while before := [
-            index for index in op.rewrites if index in op.inputs and profile.values[index].op_index is not None
-        ]:
-            wanted.update(before)
-            op = profile.ops[step.value_op[before[0]]]
-    return _plan_of(known, _judged_candidate(known, step.recomputed_of(wanted)), budget_bytes=None)
+    return _plan_of(known, _judged_candidate(known, known.step.recomputed_of(chosen(known.step))), budget_bytes=None)
 
 
 def _judged_candidate(known: KnownStep, recomputed: Set[int]) -> Candidate:

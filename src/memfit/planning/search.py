@@ -3,17 +3,14 @@
 So a smaller budget never gets a faster or a larger plan: both choose from one and the same frontier. Small steps are
 enumerated, and their frontier is exact. For others, each of `PROPOSERS` in turn adds plans to one pool of candidates,
 which are simulated; the Pareto-optimal ones are the frontier. `benchmarks/ablation.py` shows what each one earns.
-
-Only where a budget lies below the frontier, more effort goes into the smallest peak (``with_lowest_peak``). What is
-found there joins the frontier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from memfit.planning.beam.beam_search import low_peaks, lowest_peak
+from memfit.planning.beam.beam_search import low_peaks
 from memfit.planning.bounds.lower_bound import LowerBound
 from memfit.planning.candidates.densify import densify
 from memfit.planning.candidates.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
@@ -46,9 +43,8 @@ _NUM_PLANS_LOOKED_AT = 24
 class Exploration:
     """The Pareto-optimal candidates, fastest first, and lower bounds for all plans that are free to recompute the same.
 
-    The bounds are taken at ``likely_peaks``, op indices. No plan has less than ``least_peak_bytes``. ``is_exact`` says
-    that no plan was left out that could be Pareto-optimal, ``has_lowest_peak`` that the smallest peak was looked for
-    with all effort.
+    The bounds are taken at ``likely_peaks``, op indices. No plan that replays each op at most once has a smaller peak
+    than ``least_peak_bytes``. ``is_exact`` says that no plan was left out that could be Pareto-optimal.
     """
 
     frontier: tuple[Candidate, ...]
@@ -56,7 +52,6 @@ class Exploration:
     likely_peaks: frozenset[int]
     least_peak_bytes: int
     is_exact: bool
-    has_lowest_peak: bool
 
 
 def explored(
@@ -80,23 +75,7 @@ def explored(
     bound = LowerBound(step, pool.may_be_recomputed)
     peaks = frozenset() if pool.is_exact else _likely_peaks(step, frontier)
     least = frontier[-1].peak_bytes if pool.is_exact else min(bound.peak_bytes(peaks), frontier[-1].peak_bytes)
-    is_least = least == frontier[-1].peak_bytes
-    return Exploration(frontier, bound, peaks, least, pool.is_exact, is_least)
-
-
-def with_lowest_peak(
-    step: Step, exploration: Exploration, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()
-) -> Exploration:
-    """Return an exploration with plans below its smallest peak, where any are found."""
-    smallest = exploration.frontier[-1]
-    pool = Pool(step, forced=forced, kept=kept)
-    pool.add_all(lowest_peak(pool))
-    pool.add_all(use_slack(pool))
-    below = tuple(plan for plan in pool.frontier() if plan.peak_bytes < smallest.peak_bytes)
-    faster = tuple(plan for plan in exploration.frontier if not below or plan.added_seconds < below[0].added_seconds)
-    frontier = faster + below
-    least = min(exploration.least_peak_bytes, frontier[-1].peak_bytes)
-    return replace(exploration, frontier=frontier, least_peak_bytes=least, has_lowest_peak=True)
+    return Exploration(frontier, bound, peaks, least, pool.is_exact)
 
 
 def _likely_peaks(step: Step, frontier: Sequence[Candidate]) -> frozenset[int]:

@@ -22,7 +22,7 @@ _RATES = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.9, 1.2, 2.0, 4.0)
 _EFFORT_OPS, _FEWEST_ROWS, _MOST_ROWS = 20_000, 6, 12
 # Searches in which one value is held: how many a step of one op could pay for, how many there are, and their rows.
 _EFFORT_OF_HOLDING, _FEWEST_HELD, _MOST_HELD, _ROWS_WHEN_HOLDING = 3_600, 8, 24, 1
-# How much more effort goes into the smallest peak, and once more where a budget asks for it.
+# How much more effort goes into the smallest peak, which is the hardest to find.
 _MORE_EFFORT = 4
 
 
@@ -37,14 +37,6 @@ def low_peaks(pool: Pool) -> Iterator[frozenset[int]]:
     rates = [rate * saved_bytes / max(seconds, 1e-9) for rate in _RATES]
     yield from beam_search(pool.step, pool.may_be_recomputed, rates=rates, rows_per_rate=_num_rows(num_ops))
     yield from _with_one_value_held(pool, _EFFORT_OF_HOLDING // num_ops)
-
-
-def lowest_peak(pool: Pool) -> Iterator[frozenset[int]]:
-    """Yield plans of the smallest peak, found with more effort."""
-    num_ops = max(pool.step.num_ops, 1)
-    num_rows = _MORE_EFFORT * _num_rows(num_ops)
-    yield from beam_search(pool.step, pool.may_be_recomputed, rates=(0.0,), rows_per_rate=num_rows)
-    yield from _with_one_value_held(pool, _MORE_EFFORT * _EFFORT_OF_HOLDING // num_ops)
 
 
 def _num_rows(num_ops: int) -> int:
@@ -106,7 +98,6 @@ def _most_promising(plans: PartialPlans, rates: Sequence[float], rows_per_rate: 
     for rate in rates:
         order = np.lexsort((plans.seconds, peaks + rate * plans.seconds))
         firsts = np.sort(np.unique(states[order], return_index=True)[1])
-        # The smallest peak is the hardest to find.
         chosen.append(order[firsts[: rows_per_rate if rate else _MORE_EFFORT * rows_per_rate]])
     return np.unique(np.concatenate(chosen))
 

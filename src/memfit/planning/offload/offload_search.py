@@ -57,9 +57,8 @@ def with_offloading(
     *,
     forced: Set[int] = frozenset(),
     kept: Set[int] = frozenset(),
-    earlier: Sequence[Candidate] = (),
 ) -> tuple[Candidate, ...]:
-    """Return the plans of ``frontier``, ``earlier`` ones and such that also offload: unbeaten ones, fastest first.
+    """Return the plans of ``frontier`` and such that also offload: the Pareto-optimal ones, fastest first.
 
     None of the ``kept`` values is offloaded or recomputed, the ``forced`` ones always are the latter, and never is more
     offloaded than the host has room for.
@@ -69,7 +68,7 @@ def with_offloading(
     search = _Search(step, frontier, of_blocks, kept, host_budget_bytes)
     search.send_in_steps()
     search.send_just_enough()
-    unbeaten = _unbeaten([*frontier, *earlier, *search.found])
+    unbeaten = _unbeaten([*frontier, *search.found])
 
     def judge(recomputed: frozenset[int], offloading: Offloading) -> Candidate:
         really = frozenset(step.recomputed_of((recomputed | forced) - kept))
