@@ -9,10 +9,10 @@ recompute what the larger one does and a part of what the smaller one does.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
-from memfit.planning.candidates.pool import Candidate, Pool
+from memfit.planning.candidates.pool import Candidate, Pool, spread
 from memfit.planning.step.block_values import BlockValues
 from memfit.planning.step.recording import path_and_ancestors
 
@@ -34,10 +34,10 @@ def prune_launches(pool: Pool) -> Iterator[frozenset[int]]:
     if not step.time.launches_may_matter or num_plans < 2:
         return
     pruning = _Pruning(pool)
-    for plan in _spread(pool.frontier(), num_plans):
+    for plan in spread(pool.frontier(), num_plans):
         yield from pruning.without_parts(plan)
         pruning.without_kinds(plan)
-    for larger, smaller in pairwise(_spread(pool.frontier(), num_plans)):
+    for larger, smaller in pairwise(spread(pool.frontier(), num_plans)):
         yield from pruning.between(larger, smaller)
 
 
@@ -86,11 +86,3 @@ class _Pruning:
 
     def _smallest_first(self, values: frozenset[int]) -> list[int]:
         return sorted(values, key=lambda value: (self._step.value_bytes[value], value))
-
-
-def _spread(frontier: Sequence[Candidate], num_plans: int) -> list[Candidate]:
-    """Return plans that are spread evenly over the memory, the largest and the smallest among them."""
-    high, low = frontier[0].peak_bytes, frontier[-1].peak_bytes
-    budgets = [high - (high - low) * number // (num_plans - 1) for number in range(num_plans)]
-    chosen = {next(place for place, plan in enumerate(frontier) if plan.peak_bytes <= budget) for budget in budgets}
-    return [frontier[place] for place in sorted(chosen)]

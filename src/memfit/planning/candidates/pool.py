@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 from memfit.planning.simulate.simulator import Judgement, judged
@@ -50,14 +50,29 @@ class Pool:
             self.add(wanted)
 
     def frontier(self) -> list[Candidate]:
-        """Return the Pareto-optimal candidates, fastest first: each is slower and smaller than the one before.
+        """Return the Pareto-optimal candidates, fastest first."""
+        return pareto_optimal(Candidate(recomputed, *judgement) for recomputed, judgement in self._judgements.items())
 
-        Of equal ones the one that recomputes fewer values stays, whichever was added first.
-        """
-        best: list[Candidate] = []
-        entries = [Candidate(recomputed, *judgement) for recomputed, judgement in self._judgements.items()]
-        entries.sort(key=lambda c: (c.added_seconds, c.peak_bytes, len(c.recomputed), sorted(c.recomputed)))
-        for candidate in entries:
-            if not best or candidate.peak_bytes < best[-1].peak_bytes:
-                best.append(candidate)
-        return best
+
+def pareto_optimal(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the Pareto-optimal candidates, fastest first: each is slower and smaller than the one before.
+
+    Of equal ones the one that drops fewer values stays.
+    """
+    best: list[Candidate] = []
+    for candidate in sorted(candidates, key=_order):
+        if not best or candidate.peak_bytes < best[-1].peak_bytes:
+            best.append(candidate)
+    return best
+
+
+def _order(plan: Candidate) -> tuple[float, int, int, int]:
+    return plan.added_seconds, plan.peak_bytes, len(plan.offloading.values), len(plan.recomputed)
+
+
+def spread(frontier: Sequence[Candidate], most: int) -> list[Candidate]:
+    """Return at most so many plans, spread evenly over the memory between the largest and the smallest."""
+    high, low = frontier[0].peak_bytes, frontier[-1].peak_bytes
+    bounds = [high - (high - low) * number // max(most - 1, 1) for number in range(most)]
+    places = {next(place for place, plan in enumerate(frontier) if plan.peak_bytes <= bound) for bound in bounds}
+    return [frontier[place] for place in sorted(places)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -130,6 +131,11 @@ class Step:
     def recording(self) -> Recording:
         """Where the engine must listen for each plan."""
         return Recording(self.profile)
+
+    @cached_property
+    def seconds_until(self) -> list[float]:
+        """When the device has computed each op of a plain step, and all before it."""
+        return list(accumulate(self.op_seconds))
 
     @cached_property
     def outline(self) -> StepOutline:
