@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planning.drawn_profiles import drawn_profiles
-from tests.planning.test_listening import profile_of
+from tests.planning.test_recording_cost import profile_of
 
 from memfit.errors import InfeasibleBudgetError
 from memfit.graph.model_profile import HostCosts, ModelProfile

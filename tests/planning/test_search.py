@@ -15,7 +15,7 @@ from memfit.planning.beam.beam_search import beam_search
 from memfit.planning.bounds.lower_bound import LowerBound
 from memfit.planning.candidates.launches import prune_launches
 from memfit.planning.candidates.pool import Pool
-from memfit.planning.search import PROPOSERS, explored, with_lowest_peak
+from memfit.planning.search import PROPOSERS, explored
 from memfit.planning.simulate.simulator import judged, simulated
 from memfit.planning.step import Step
 
@@ -48,17 +48,6 @@ def test_the_smallest_peak_of_repeated_blocks_is_found(profile: ModelProfile, le
     step = Step(profile)
     found = beam_search(step, step.may_be_recomputed, rates=(0.0,), rows_per_rate=12)
     assert min(judged(step, step.recomputed_of(dropped)).peak_bytes for dropped in found) == least_bytes
-
-
-def test_more_effort_never_gives_a_larger_or_slower_frontier() -> None:
-    step = Step(unet())
-    exploration = explored(step)
-    more = with_lowest_peak(step, exploration)
-    assert more.has_lowest_peak
-    for plan in exploration.frontier:
-        assert any(
-            other.peak_bytes <= plan.peak_bytes and other.added_seconds <= plan.added_seconds for other in more.frontier
-        )
 
 
 def test_two_explorations_of_one_step_find_the_same() -> None:

@@ -35,9 +35,9 @@ from memfit.planning.step.offload_rules import Offloading
 # Where the device need not wait anyway, smaller values take the host more time than they are worth, and so do
 # statistics that ops return beside their results.
 _LARGE_BYTES = 2**20
-# How many simulations a step of one op could pay for in each of the two rounds, and how many there are at least.
+# How many simulations a step of one op could pay for in each of the two rounds, and how many there are at least and at most.
 _FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 300_000, 700_000
-_LEAST_TRIES, _MOST_FIRST_TRIES = 240, 1_500
+_LEAST_TRIES, _MOST_TRIES = 240, 2_000
 # As multiples of the size in the middle of the large values that a plan holds, or, for what may have to wait, in the
 # middle of their bytes.
 _WINDOWS = (1, 2, 4, 8, 16)
@@ -100,9 +100,10 @@ class _Search:
         self._step, self._host_budget_bytes = step, host_budget_bytes
         self._link = with_reserve(step.profile.link)
         self._eligible = [value for value in may_be_offloaded(step) if value not in kept]
-        num_ops = max(step.num_ops, 1)
-        self._num_first_tries = min(max(_FIRST_EFFORT_OPS // num_ops, _LEAST_TRIES), _MOST_FIRST_TRIES)
-        self._num_second_tries = max(_SECOND_EFFORT_OPS // num_ops, _LEAST_TRIES)
+        self._num_first_tries, self._num_second_tries = (
+            min(max(effort // max(step.num_ops, 1), _LEAST_TRIES), _MOST_TRIES)
+            for effort in (_FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS)
+        )
         starts = [*spread(frontier, max(self._num_second_tries // _MOST_NEIGHBOURS, 2)), *of_blocks]
         self._starts = sorted(starts, key=lambda start: -start.peak_bytes)
         self._of_blocks = {self._starts.index(start) for start in of_blocks}
