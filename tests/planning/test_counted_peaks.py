@@ -18,8 +18,9 @@ from memfit.planning.candidates.pool import Candidate
 from memfit.planning.planner import frontier, plan
 from memfit.planning.simulate.allocator import margin_bytes
 from memfit.planning.simulate.counted_peaks import CountedPeaks, counted_plain_peak_bytes
-from memfit.planning.simulate.simulator import judged, traffic_of
+from memfit.planning.simulate.simulator import judged
 from memfit.planning.simulate.traffic import Allocations, Buffer, Traffic
+from memfit.planning.simulate.walk import Walk
 from memfit.planning.step import Step
 
 MIB = 2**20
@@ -120,7 +121,7 @@ def gpu_profiles(draw: st.DrawFn) -> ModelProfile:
 def with_played_peak(profile: ModelProfile) -> ModelProfile:
     """Return the profile with the peak that a plain step by the rules would have."""
     step = Step(profile)
-    allocations, traffic = Allocations(), traffic_of(step, frozenset())
+    allocations, traffic = Allocations(), Walk(step, frozenset()).traffic()
     return replace(profile, peak_bytes=step.resident_bytes + max(allocations.run(traffic) for _ in range(2)))
 
 
@@ -129,7 +130,7 @@ def test_no_step_is_counted_as_less_than_its_buffers_take(profile: ModelProfile)
     step = Step(profile)
     for recomputed in (set(), set(step.may_be_recomputed)):
         wanted = step.recomputed_of(recomputed)
-        counted = step.resident_bytes + Allocations().run(traffic_of(step, wanted))
+        counted = step.resident_bytes + Allocations().run(Walk(step, wanted).traffic())
         assert counted >= judged(step, wanted).peak_bytes
         if all(size <= MIB or size % (2 * MIB) == 0 for size in sizes_of(profile)):
             assert counted == judged(step, wanted).peak_bytes

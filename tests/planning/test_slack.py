@@ -13,7 +13,8 @@ from memfit.graph.model_profile import Link, ModelProfile
 from memfit.planning.candidates.pool import Candidate
 from memfit.planning.candidates.slack import Judge, slack_used, slack_used_at_budgets
 from memfit.planning.offload.offloadable import held_by, may_be_offloaded
-from memfit.planning.simulate.simulator import absences, judged
+from memfit.planning.simulate.simulator import judged
+from memfit.planning.simulate.walk import Walk
 from memfit.planning.step import Step
 from memfit.planning.step.block_values import BlockValues
 from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
@@ -44,7 +45,8 @@ def test_where_nothing_is_absent_a_plan_has_all_that_the_plain_step_has(
 ) -> None:
     step = Step(replace(profile, link=LINK))
     plan = drawn_plan(step, data)
-    memory_bytes, runs = absences(step, plan.recomputed, plan.offloading)
+    walk = Walk(step, plan.recomputed, plan.offloading)
+    memory_bytes, runs = walk.memory_bytes, list(walk.restorations())
     assert memory_bytes.max(initial=step.resident_bytes) == plan.peak_bytes
     back = {value for run in runs for value in run.values}
     # What nobody asks for again is absent for good.

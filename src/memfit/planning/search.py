@@ -18,7 +18,7 @@ from memfit.planning.candidates.launches import prune_launches
 from memfit.planning.candidates.pool import Candidate, Pool
 from memfit.planning.candidates.price_sweep import price_sweeps, price_sweeps_within_blocks
 from memfit.planning.candidates.slack import use_slack
-from memfit.planning.simulate.simulator import peak_op_index
+from memfit.planning.simulate.walk import Walk
 from memfit.planning.step import Step
 
 # Yields sets of values to recompute, and may look at what is in the pool already.
@@ -82,5 +82,5 @@ def _likely_peaks(step: Step, frontier: Sequence[Candidate]) -> frozenset[int]:
     """Return the ops at the peaks of plans of the frontier, and those before the backward pass reads anything."""
     turn = step.last_time_before_reads
     stride = max(len(frontier) // _NUM_PLANS_LOOKED_AT, 1)
-    peaks = {peak_op_index(step, entry.recomputed) for entry in frontier[::-stride]}
+    peaks = {Walk(step, entry.recomputed).peak_op_index for entry in frontier[::-stride]}
     return frozenset({turn, min(turn + 1, max(step.num_ops - 1, 0)), *peaks})

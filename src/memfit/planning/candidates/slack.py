@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from memfit.planning.candidates.pool import Candidate, Pool
-from memfit.planning.simulate.simulator import absences
-from memfit.planning.simulate.walk import Restoration
+from memfit.planning.simulate.walk import Restoration, Walk
 from memfit.planning.step import Step
 from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
 
@@ -60,8 +59,8 @@ def slack_used(step: Step, judge: Judge, plan: Candidate, budget_bytes: int) -> 
 
 def _that_fit(step: Step, plan: Candidate, budget_bytes: int) -> list[Restoration]:
     """Return what there is room for, to all appearances, the most expensive for its size first."""
-    memory_bytes, runs = absences(step, plan.recomputed, plan.offloading)
-    room_bytes = budget_bytes - memory_bytes
+    walk = Walk(step, plan.recomputed, plan.offloading)
+    room_bytes = budget_bytes - walk.memory_bytes
     seconds_per_byte_of_link = _seconds_per_byte_of_link(step)
 
     def seconds_per_byte(run: Restoration) -> float:
@@ -70,7 +69,7 @@ def _that_fit(step: Step, plan: Candidate, budget_bytes: int) -> list[Restoratio
         return step.replay_seconds[run.op] / max(sum(absence.num_bytes for absence in run.absences), 1)
 
     chosen = []
-    for run in sorted(runs, key=lambda run: (-seconds_per_byte(run), run.values)):
+    for run in sorted(walk.restorations(), key=lambda run: (-seconds_per_byte(run), run.values)):
         if all(room_bytes[begin:end].min() >= num_bytes for begin, end, num_bytes in run.absences):
             chosen.append(run)
             for begin, end, num_bytes in run.absences:

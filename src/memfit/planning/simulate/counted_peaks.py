@@ -1,12 +1,12 @@
 """The peaks of plans as the device's allocator counts them, which is what budgets are about.
 
-Searches go by the bytes that buffers take. A GPU's allocator counts a little more, and how much only the whole order of
-a step can tell, so that this is looked at for the few plans that a budget chooses between. It depends on the past, too:
+Searches go by the bytes that buffers take. A GPU's allocator counts a little more, and how much depends on the whole
+order of the step, so that it is computed for the few plans that a budget chooses between. It depends on the past, too:
 a plan is tried on an allocator that nothing has used before, as where a job begins with a plan from a file, and on one
 that the plain step has used, as after profiling; the larger peak counts, and a margin.
 
-An allocator can be told to cut all blocks to the byte (``expandable_segments:True``). The measured peak of the plain
-step tells which of the two it does.
+An allocator can be set to split all blocks to the byte (``expandable_segments:True``). The measured peak of the plain
+step shows which of the two it does.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from functools import cached_property
 
 from memfit.planning.candidates.pool import Candidate
 from memfit.planning.simulate.allocator import is_uneven, margin_bytes
-from memfit.planning.simulate.simulator import judged, traffic_of
+from memfit.planning.simulate.simulator import judged
 from memfit.planning.simulate.traffic import Allocations, Traffic
+from memfit.planning.simulate.walk import Walk
 from memfit.planning.step import Step
 
-# The plain step tells that nothing is left over only where that would be so much, and the measured peak is so near to
+# The plain step shows that nothing is left over only where that would be so much, and the measured peak is so near to
 # what its buffers take, as a share of it: to count too much is safe, to count too little is not.
 _LEAST_TELLING_BYTES, _NEAR = 32 * 2**20, 1 / 8
-# After so many steps the same blocks come back to the same buffers.
+# After so many steps the same blocks are handed out for the same buffers.
 _NUM_STEPS = 2
 
 
 class CountedPeaks:
-    """Tells what the allocator counts for plans of one step."""
+    """What the allocator counts for plans of one step."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
@@ -42,7 +43,7 @@ class CountedPeaks:
             return step.profile.peak_bytes
         if not self._may_count_more:
             return plan.peak_bytes + self.margin_bytes
-        traffic = traffic_of(step, plan.recomputed, plan.offloading)
+        traffic = Walk(step, plan.recomputed, plan.offloading).traffic()
         made_bytes = max(_most(traffic, past.copy()) for past in (Allocations(), self._after_plain_steps))
         return step.resident_bytes + made_bytes + self.margin_bytes
 
@@ -53,37 +54,33 @@ class CountedPeaks:
 
     @cached_property
     def _may_count_more(self) -> bool:
-        return any(map(is_uneven, self._sizes_made)) and not _cuts_to_the_byte(self._step)
+        return any(map(is_uneven, self._sizes_made)) and not _splits_to_the_byte(self._step)
 
     @cached_property
     def _sizes_made(self) -> list[int]:
-        made = [value.num_bytes for value in self._step.profile.values if value.op_index is not None]
+        made = [num_bytes for num_bytes, op in zip(self._step.value_bytes, self._step.value_op, strict=True) if op >= 0]
         return [*made, *self._step.workspace_bytes.tolist()]
 
     @cached_property
     def _after_plain_steps(self) -> Allocations:
         allocations = Allocations()
-        _most(traffic_of(self._step, frozenset()), allocations)
+        _most(Walk(self._step, frozenset()).traffic(), allocations)
         return allocations
 
 
 def counted_plain_peak_bytes(step: Step) -> int:
     """Return what the allocator counts at the peak of the plain step, by the same rules, without a margin."""
-    if not step.has_met_allocator or _cuts_to_the_byte(step):
+    if not step.has_met_allocator or _splits_to_the_byte(step):
         return judged(step, frozenset()).peak_bytes
-    return _played_plain_peak_bytes(step)
+    return step.resident_bytes + _most(Walk(step, frozenset()).traffic(), Allocations())
 
 
-def _cuts_to_the_byte(step: Step) -> bool:
+def _splits_to_the_byte(step: Step) -> bool:
     """Return whether the plain step clearly peaked at what its buffers take, not at what the rules make of it."""
-    taken_bytes = judged(step, frozenset()).peak_bytes
-    left_over_bytes = _played_plain_peak_bytes(step) - taken_bytes
-    is_near = abs(step.profile.peak_bytes - taken_bytes) <= left_over_bytes * _NEAR
+    plain = Walk(step, frozenset())
+    left_over_bytes = step.resident_bytes + _most(plain.traffic(), Allocations()) - plain.peak_bytes
+    is_near = abs(step.profile.peak_bytes - plain.peak_bytes) <= left_over_bytes * _NEAR
     return left_over_bytes >= _LEAST_TELLING_BYTES and is_near
-
-
-def _played_plain_peak_bytes(step: Step) -> int:
-    return step.resident_bytes + _most(traffic_of(step, frozenset()), Allocations())
 
 
 def _most(traffic: Traffic, allocations: Allocations) -> int:

@@ -86,6 +86,15 @@ class Walk:
     def peak_bytes(self) -> int:
         return int(self.memory_bytes.max(initial=self._step.resident_bytes))
 
+    @property
+    def peak_position(self) -> int:
+        return int(self.memory_bytes.argmax()) if len(self.memory_bytes) else 0
+
+    @property
+    def peak_op_index(self) -> int:
+        """The op at which, or just before which, most is live."""
+        return int(np.searchsorted(self.position_of_op, self.peak_position))
+
     @cached_property
     def replayed_ops(self) -> list[int]:
         return [record for record in self._run_records if record < self._step.num_ops]
@@ -164,7 +173,7 @@ class Walk:
         self._replays: Bytes = records[self._run_is_replay]
 
     def _find_holds(self) -> None:
-        """Find the last position at which a replay record still holds or reads each value, and where it is rewritten."""
+        """Find the last position at which a replay record holds or reads each value, and where that is rewritten."""
         step = self._step
         ends = [self._run_positions[self._run_is_replay], self._position_of[self._idle_until]]
         ops = np.concatenate([self._replays, np.array(self._idle_ops, dtype=np.int64)])
@@ -249,7 +258,7 @@ class Walk:
         return memory
 
     def restorations(self) -> Iterator[Restoration]:
-        """Yield which values are restored together, and when they take no memory: until then, from their storage's end."""
+        """Yield which values are restored together, and when they take no memory: from their storage's end until then."""
         step, storage_ends = self._step, self._storage_ends.tolist()
         arrives_from = {} if self._copies is None else self._copies.arrives_from
         for position, record in zip(self._run_positions.tolist(), self._run_records, strict=True):
