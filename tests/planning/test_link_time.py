@@ -15,12 +15,12 @@ from memfit.planning.step.link_time import (
     Arrival,
     Copies,
     Departure,
-    Waiting,
     expected_waiting,
     waiting_for,
     with_reserve,
 )
-from memfit.planning.step.offload_rules import numbers_let_go, numbers_started
+from memfit.planning.step.offload_rules import numbers_freed, numbers_started
+from memfit.planning.step.seconds import Seconds
 
 # A byte a second out, two back, and a second for each copy.
 LINK = Link(1.0, 2.0, seconds_per_copy=1.0, host_free_bytes=0)
@@ -70,8 +70,8 @@ def leaving(num_bytes: int, computing_seconds: float) -> Copies:
 def test_what_is_waited_for_in_the_forward_pass_is_told_apart() -> None:
     # The copy takes until 5, and the forward pass until 2. Coming back takes from 20 to 23.
     copies = Copies([Departure(0.0, 4, [])], 2.0, [Arrival(20.0, [0], [0])], computing_seconds=30.0)
-    assert waiting_for(LINK, copies) == Waiting(3.0, 3.0)
-    assert waiting_for(replace(LINK, slowdown=0.5), copies) == Waiting(3.0 + 2.5, 3.0 + 1.5)
+    assert waiting_for(LINK, copies) == Seconds(3.0, 3.0)
+    assert waiting_for(replace(LINK, slowdown=0.5), copies) == Seconds(3.0 + 2.5, 3.0 + 1.5)
     forward, backward = expected_waiting(replace(LINK, seconds_per_copy=0.0), copies, 0.9)
     assert forward / backward == pytest.approx((4 / 0.9 - 2) / (4 / 1.8))
 
@@ -112,16 +112,16 @@ def test_more_to_copy_never_takes_less(one: int, other: int, unthrottled_share: 
 
 
 @pytest.mark.parametrize("window_bytes", [0, 3, 4, 5, 8, 100])
-def test_what_leaves_is_let_go_of_once_and_in_order(window_bytes: int) -> None:
+def test_what_leaves_is_freed_of_once_and_in_order(window_bytes: int) -> None:
     sizes = [4, 1, 7, 2, 2, 4]
-    let_go = numbers_let_go(sizes, window_bytes)
-    assert [number for numbers in let_go for number in numbers] == list(range(len(sizes)))
+    freed = numbers_freed(sizes, window_bytes)
+    assert [number for numbers in freed for number in numbers] == list(range(len(sizes)))
     for number, _ in enumerate(sizes):
-        gone = sum(len(numbers) for numbers in let_go[: number + 1])
+        gone = sum(len(numbers) for numbers in freed[: number + 1])
         leaving = sizes[gone : number + 1]
         assert sum(leaving) <= window_bytes
         # No more is let go of than must be.
-        assert not let_go[number] or sum(leaving) + sizes[gone - 1] > window_bytes
+        assert not freed[number] or sum(leaving) + sizes[gone - 1] > window_bytes
 
 
 @given(st.lists(st.integers(1, 9), max_size=8), st.integers(0, 20), st.data())
@@ -156,13 +156,13 @@ def test_waiting_is_what_two_streams_and_two_copy_engines_take(
     made: list[tuple[int, int]], window_bytes: int, gaps: list[int]
 ) -> None:
     sizes = [num_bytes for _, num_bytes in made]
-    let_go = numbers_let_go(sizes, window_bytes)
+    freed = numbers_freed(sizes, window_bytes)
     # All is read back in the opposite order, each by a read of its own.
     order = list(reversed(range(len(sizes))))
     started = numbers_started([[number] for number in order], sizes, window_bytes)
     computing, waiting = Fraction(0), Fraction(0)
     departures, ended, free = [], [], Fraction(0)
-    for (gap, num_bytes), numbers in zip(made, let_go, strict=False):
+    for (gap, num_bytes), numbers in zip(made, freed, strict=False):
         computing += gap
         departures.append(Departure(float(computing), num_bytes, numbers))
         free = max(free, computing + waiting) + 1 + num_bytes
@@ -171,7 +171,7 @@ def test_waiting_is_what_two_streams_and_two_copy_engines_take(
             waiting += max(ended[number] - computing - waiting, 0)
     computing += 1
     forward_seconds = float(computing)
-    for number in let_go[-1]:
+    for number in freed[-1]:
         waiting += max(ended[number] - computing - waiting, 0)
     arrivals, back, free = [], {}, Fraction(0)
     for number, gap, (ahead, late) in zip(order, gaps, started, strict=False):

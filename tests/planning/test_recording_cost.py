@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from memfit.graph.model_profile import HostCosts, Link, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
 from memfit.graph.names import is_within
 from memfit.planning.step import Step
-from memfit.planning.step.link_time import Waiting
 from memfit.planning.step.recording import Recording
+from memfit.planning.step.seconds import Seconds
 from memfit.planning.step.step_time import StepTime
 
 COSTS = HostCosts(
@@ -167,14 +167,14 @@ def test_a_host_that_offloads_spends_its_time_on_that_too() -> None:
 @pytest.mark.parametrize(
     ("waiting", "runs_ahead", "expected"),
     [
-        (Waiting(10.0, 10.0), True, 0.0),  # the host takes 36 seconds anyway, and the device 14
-        (Waiting(20.0, 10.0), True, 4.0 + 20.0 + 10.0 + 10.0 - 36.0),
-        (Waiting(10.0, 10.0), False, 22.0 + 10.0 + 10.0 - 36.0),  # once the forward pass is launched
-        (Waiting(10.0, 0.0), False, 0.0),
+        (Seconds(10.0, 10.0), True, 0.0),  # the host takes 36 seconds anyway, and the device 14
+        (Seconds(20.0, 10.0), True, 4.0 + 20.0 + 10.0 + 10.0 - 36.0),
+        (Seconds(10.0, 10.0), False, 22.0 + 10.0 + 10.0 - 36.0),  # once the forward pass is launched
+        (Seconds(10.0, 0.0), False, 0.0),
     ],
 )
 def test_the_host_goes_on_while_the_device_waits_for_copies(
-    waiting: Waiting, runs_ahead: bool, expected: float
+    waiting: Seconds, runs_ahead: bool, expected: float
 ) -> None:
     # As above: 22 seconds in the forward pass and 14 after it, and the device computes for 4, and for 8 and 2.
     profile = profile_of(["a", "b", "c", "d"], HostCosts(0.0, 0.0, 4.0, 3.0, 2.0, 2.0, 5.0, runs_ahead=runs_ahead))
@@ -205,7 +205,7 @@ def test_a_device_that_never_waits_is_slowed_by_replays_alone() -> None:
         step_time = StepTime(profile, Recording(profile))
         assert not step_time.launches_may_matter
         assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0) == 2.0
-        assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0, waiting=Waiting(3.0, 4.0)) == 9.0
+        assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0, waiting=Seconds(3.0, 4.0)) == 9.0
         assert step_time.at_least(2.0) == 2.0
 
 

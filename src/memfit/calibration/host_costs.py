@@ -21,7 +21,8 @@ from memfit.graph.model_profile import HOST_SECONDS, ModelProfile
 from memfit.graph.plan import Decision, Plan
 from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
-from memfit.planning.step.step_time import Seconds, device_seconds, seconds_in_a_row
+from memfit.planning.step.seconds import Seconds
+from memfit.planning.step.step_time import device_seconds, seconds_in_a_row
 from memfit.runtime.applying.apply import Applied
 from memfit.runtime.engine.native_tape import engine_name, new_tape
 

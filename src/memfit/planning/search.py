@@ -64,18 +64,14 @@ def explored(
     """Return the plans for ``step``; ``forced`` values are recomputed in all of them, ``kept`` ones in none."""
     pool = Pool(step, forced=forced, kept=kept)
     pool.add(set())
-    matter = values_that_matter(step, pool.may_be_recomputed)
-    pool.is_exact = len(matter) <= MOST_ENUMERATED_VALUES
-    if pool.is_exact:
-        pool.add_all(all_choices(step, matter))
-    else:
-        for propose in proposers:
-            pool.add_all(propose(pool))
+    is_exact = len(values_that_matter(pool)) <= MOST_ENUMERATED_VALUES
+    for propose in (all_choices,) if is_exact else proposers:
+        pool.add_all(propose(pool))
     frontier = tuple(pool.frontier())
     bound = LowerBound(step, pool.may_be_recomputed)
-    peaks = frozenset() if pool.is_exact else _likely_peaks(step, frontier)
-    least = frontier[-1].peak_bytes if pool.is_exact else min(bound.peak_bytes(peaks), frontier[-1].peak_bytes)
-    return Exploration(frontier, bound, peaks, least, pool.is_exact)
+    peaks = frozenset() if is_exact else _likely_peaks(step, frontier)
+    least = frontier[-1].peak_bytes if is_exact else min(bound.peak_bytes(peaks), frontier[-1].peak_bytes)
+    return Exploration(frontier, bound, peaks, least, is_exact)
 
 
 def _likely_peaks(step: Step, frontier: Sequence[Candidate]) -> frozenset[int]:

@@ -1,18 +1,17 @@
 """A lower bound on the seconds that a budget costs, and on the peak, for plans that replay each op at most once.
 
-Fix a time ``t``, an op after the last of the model's forward pass. Let ``F`` be the recipes that a plan runs after
-``t``. A value that is still read after ``t`` is, when op ``t`` runs, either live or comes from a recipe in ``F``: if
-it is saved, autograd holds it; if it was brought back before, it stays until autograd lets go of it. The same holds for
-each value that a recipe in ``F`` starts from, because a recipe holds its inputs until it has run. So what is live at
+Fix a time ``t``, an op after the last of the model's forward pass. Let ``F`` be the ops that a plan replays after
+``t``. A value that is still read after ``t`` is, when op ``t`` runs, either live or made by a replay in ``F``: if it is
+saved, autograd holds it; if it was restored before, it stays until autograd releases it. The same holds for each value
+that a replay in ``F`` starts from, because a replay record holds its inputs until it has run. So what is live at
 ``t`` beyond ``fixed_bytes(t)`` is at least the values needed after ``t`` that ``F`` does not make, and the plan's
 seconds are at least those of ``F``. Any plan that fits a budget therefore is a feasible point of
 
     minimise seconds(F) subject to held bytes(F) ≤ budget - fixed_bytes(t)
 
 and for every price λ ≥ 0 per byte its seconds are at least ``min over F of seconds(F) + λ · held bytes(F)``, which is a
-minimum cut (``min_cut``), less ``λ · (budget - fixed_bytes(t))``. Each
-price gives a line over all budgets; the prices are those of the corners of the hull. The bound is the largest of all
-lines, for several ``t``.
+minimum cut (``min_cut``), less ``λ · (budget - fixed_bytes(t))``. Each price gives a line over all budgets; the prices
+are those of the corners of the hull. The bound is the largest of all lines, for several ``t``.
 
 With no seconds at all, the same cut is the least that is held at ``t`` under any plan, which bounds the peak.
 """
@@ -26,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.planning.candidates.min_cut import HoldOrReplay, hull
-from memfit.planning.step import NEVER, Step
+from memfit.planning.step import Step
 
 _MOST_LINES_PER_TIME = 26
 # A price per byte at which the bytes of large steps fit into the units of `min_cut`, as a share of all its units.
@@ -60,7 +59,8 @@ class LowerBound:
 
     def peak_bytes(self, times: Iterable[int]) -> int:
         """Return a peak that no plan can stay below, from what is live at the given op indices."""
-        return max([_least_live_peak(self._step), *map(self._least_bytes_at, self._usable(times))])
+        least = int(self._step.natural_bytes.max(initial=self._step.resident_bytes))
+        return max([least, *map(self._least_bytes_at, self._usable(times))])
 
     def _usable(self, times: Iterable[int]) -> set[int]:
         return {time for time in times if self._step.close_time < time < self._step.num_ops}
@@ -91,28 +91,12 @@ class LowerBound:
         return [Line(cut.bound + price * always_bytes, -price) for price, cut in cuts]
 
 
-def _least_live_peak(step: Step) -> int:
-    """Return the peak of what is live under every plan because the program itself refers to it."""
-    change = np.zeros(step.num_ops + 2, dtype=np.int64)
-    for storage, start in enumerate(step.storage_start):
-        if 0 <= start < NEVER:
-            change[start] += step.storage_bytes[storage]
-            change[step.natural_end_of_storage[storage] + 1] -= step.storage_bytes[storage]
-    live = np.cumsum(change)[: step.num_ops] + step.workspace_bytes
-    return step.resident_bytes + max(int(live.max(initial=0)), 0)
-
-
 def _fixed_bytes(step: Step, time: int) -> int:
     """Return what is live while op ``time`` runs under every plan, besides the values in the graph of that time."""
-    total = step.resident_bytes + int(step.workspace_bytes[time])
-    for storage, start in enumerate(step.storage_start):
-        if 0 <= start <= time < NEVER and step.natural_end_of_storage[storage] >= time:
-            total += step.storage_bytes[storage]
     # Parts of one storage may be saved apart; held, they are all in the one storage.
     being_read: dict[int, int] = {}
-    for index, storage in enumerate(step.value_storage):
-        is_natural = step.natural_end_of_storage[storage] >= time
-        is_being_read = any(save.read_before <= time <= save.released_after for save in step.saves_of_value[index])
-        if is_being_read and not is_natural and step.storage_start[storage] >= 0:
-            being_read[storage] = max(step.value_bytes[index], being_read.get(storage, 0))
-    return total + sum(being_read.values())
+    for value, storage in enumerate(step.value_storage):
+        is_read = any(save.read_before <= time <= save.released_after for save in step.saves_of_value[value])
+        if is_read and step.natural_end_of_storage[storage] < time and step.storage_start[storage] >= 0:
+            being_read[storage] = max(step.value_bytes[value], being_read.get(storage, 0))
+    return int(step.natural_bytes[time]) + sum(being_read.values())

@@ -209,7 +209,7 @@ class HoldOrReplay:
 
 
 def maximum_flow_from(graph: csr_array) -> tuple[float, npt.NDArray[np.bool_]]:
-    """Return the maximum flow from node 0 to node 1, and which nodes the source then still reaches: its smallest side."""
+    """Return the maximum flow from node 0 to node 1, and which nodes the source then still reaches."""
     result = maximum_flow(graph, _SOURCE, _SINK)
     residual = graph.astype(np.int64) - result.flow
     residual.data[residual.data < 0] = 0

@@ -21,16 +21,12 @@ class Candidate(NamedTuple):
 
 
 class Pool:
-    """Every candidate so far for one step. ``forced`` values are recomputed in all of them, ``kept`` ones in none.
-
-    ``is_exact`` says that every plan that could be Pareto-optimal is in the pool.
-    """
+    """Every candidate so far for one step. ``forced`` values are recomputed in all of them, ``kept`` ones in none."""
 
     def __init__(self, step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> None:
         self.step = step
         self.may_be_recomputed = frozenset(step.may_be_recomputed - kept)
         self._forced = frozenset(forced - kept)
-        self.is_exact = False
         self._judgements: dict[frozenset[int], Judgement] = {}
 
     def __len__(self) -> int:

@@ -19,20 +19,12 @@ Judge = Callable[[frozenset[int], Offloading], Candidate]
 
 # How many budgets a step of one op could pay for, and how many there are at most.
 _EFFORT_OPS, _MOST_BUDGETS = 90_000, 256
-# What was saved lets others be let go of sooner, which makes room for more.
-_MOST_LOOKS = 3
 
 
 def use_slack(pool: Pool) -> Iterator[frozenset[int]]:
-    """Yield plans of the frontier with more saved.
-
-    Leaving this out costs up to 0.13 points of overhead (`benchmarks/ablation.py`).
-    """
-
-    def judge(recomputed: frozenset[int], offloading: Offloading) -> Candidate:
-        return pool.add(recomputed)
-
-    yield from (plan.recomputed for plan in slack_used_at_budgets(pool.step, judge, pool.frontier()))
+    """Yield plans of the frontier with more saved."""
+    plans = slack_used_at_budgets(pool.step, lambda recomputed, _: pool.add(recomputed), pool.frontier())
+    yield from (plan.recomputed for plan in plans)
 
 
 def slack_used_at_budgets(step: Step, judge: Judge, frontier: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -48,51 +40,36 @@ def slack_used_at_budgets(step: Step, judge: Judge, frontier: Sequence[Candidate
 
 
 def slack_used(step: Step, judge: Judge, plan: Candidate, budget_bytes: int) -> Candidate:
-    """Return ``plan``, or a faster one that saves more of what it drops and keeps within the budget."""
-    for _ in range(_MOST_LOOKS):
-        faster = _faster(judge, plan, _that_fit(step, plan, budget_bytes), budget_bytes)
-        if faster is None:
-            break
-        plan = faster
-    return plan
-
-
-def _that_fit(step: Step, plan: Candidate, budget_bytes: int) -> list[Restoration]:
-    """Return what there is room for, to all appearances, the most expensive for its size first."""
-    walk = Walk(step, plan.recomputed, plan.offloading)
-    room_bytes = budget_bytes - walk.memory_bytes
-    seconds_per_byte_of_link = _seconds_per_byte_of_link(step)
-
-    def seconds_per_byte(run: Restoration) -> float:
-        if run.op is None:
-            return seconds_per_byte_of_link
-        return step.replay_seconds[run.op] / max(sum(absence.num_bytes for absence in run.absences), 1)
-
-    chosen = []
-    for run in sorted(walk.restorations(), key=lambda run: (-seconds_per_byte(run), run.values)):
-        if all(room_bytes[begin:end].min() >= num_bytes for begin, end, num_bytes in run.absences):
-            chosen.append(run)
-            for begin, end, num_bytes in run.absences:
-                room_bytes[begin:end] -= num_bytes
-    return chosen
-
-
-def _seconds_per_byte_of_link(step: Step) -> float:
-    link = step.profile.link
-    return 0.0 if link is None else 1 / link.out_bytes_per_second + 1 / link.back_bytes_per_second
-
-
-def _faster(judge: Judge, plan: Candidate, runs: list[Restoration], budget_bytes: int) -> Candidate | None:
-    """Return a faster plan within the budget that saves the first of what fits: all of it, half of it, and so on.
-
-    Replays that start from what is saved now may hold it for longer than the plan's own did.
-    """
-    while runs:
-        saved = frozenset(value for run in runs for value in run.values)
+    """Return ``plan``, or a faster one that saves more of what it drops and stays within the budget."""
+    fitting = _that_fit(step, plan, budget_bytes)
+    # Replays that start from what is saved now may hold it for longer than the plan's own did. So all of it is tried,
+    # half of it, and so on.
+    while fitting:
+        saved = frozenset(value for restored in fitting for value in restored.values)
         sent = plan.offloading.values - saved
         offloading = plan.offloading._replace(values=sent) if sent else NOTHING_OFFLOADED
         tried = judge(plan.recomputed - saved, offloading)
         if tried.peak_bytes <= budget_bytes and tried.added_seconds < plan.added_seconds:
             return tried
-        runs = runs[: len(runs) // 2]
-    return None
+        fitting = fitting[: len(fitting) // 2]
+    return plan
+
+
+def _that_fit(step: Step, plan: Candidate, budget_bytes: int) -> list[Restoration]:
+    """Return what there is room for, to all appearances, the most expensive for its size first."""
+    walk, link = Walk(step, plan.recomputed, plan.offloading), step.profile.link
+    room_bytes = budget_bytes - walk.memory_bytes
+    of_link = 0.0 if link is None else 1 / link.out_bytes_per_second + 1 / link.back_bytes_per_second
+
+    def seconds_per_byte(restored: Restoration) -> float:
+        if restored.op is None:
+            return of_link
+        return step.replay_seconds[restored.op] / max(sum(absence.num_bytes for absence in restored.absences), 1)
+
+    fitting = []
+    for restored in sorted(walk.restorations(), key=lambda restored: (-seconds_per_byte(restored), restored.values)):
+        if all(room_bytes[begin:end].min() >= num_bytes for begin, end, num_bytes in restored.absences):
+            fitting.append(restored)
+            for begin, end, num_bytes in restored.absences:
+                room_bytes[begin:end] -= num_bytes
+    return fitting

@@ -35,7 +35,7 @@ from memfit.planning.step.offload_rules import Offloading
 # Where the device need not wait anyway, smaller values take the host more time than they are worth, and so do
 # statistics that ops return beside their results.
 _LARGE_BYTES = 2**20
-# How many simulations a step of one op could pay for in each of the two rounds, and how many there are at least and at most.
+# How many simulations a step of one op could pay for in each of the two rounds, and the limits to their number.
 _FIRST_EFFORT_OPS, _SECOND_EFFORT_OPS = 300_000, 700_000
 _LEAST_TRIES, _MOST_TRIES = 240, 2_000
 # As multiples of the size in the middle of the large values that a plan holds, or, for what may have to wait, in the

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from memfit.graph.model_profile import Link
 from memfit.planning.step import Step
-from memfit.planning.step.link_time import Arrival, Copies, Departure, Waiting, expected_waiting
-from memfit.planning.step.offload_rules import numbers_let_go, numbers_started
+from memfit.planning.step.link_time import Arrival, Copies, Departure, expected_waiting
+from memfit.planning.step.offload_rules import numbers_freed, numbers_started
+from memfit.planning.step.seconds import Seconds
 
-Numbers = npt.NDArray[np.int64]
 
+class Run(NamedTuple):
+    """Something that is restored: for which read, by its rank, at which position, and which offloaded value, or -1."""
 
-class Runs(NamedTuple):
-    """The recipes that run, in order: for which read, by its rank, at which position; which value is fetched, or -1."""
-
-    ranks: Numbers
-    positions: Numbers
-    fetched: Numbers
+    rank: int
+    position: int
+    fetched: int
 
 
 class CopySchedule:
@@ -32,53 +29,38 @@ class CopySchedule:
     """
 
     def __init__(
-        self, step: Step, sent: Sequence[int], window_bytes: int, runs: Runs, position_of_op: Sequence[int]
+        self, step: Step, sent: Sequence[int], window_bytes: int, runs: Sequence[Run], position_of_op: Sequence[int]
     ) -> None:
-        self.leaves_until: dict[int, int] = {}
-        self.arrives_from: dict[int, int] = {}
-        self._position_of_op = position_of_op
-        self._close_time = step.close_time
-        self._sent = [(step.value_op[value], value) for value in sent]
-        self._sizes = [step.value_bytes[value] for _, value in self._sent]
-        self._let_go = numbers_let_go(self._sizes, window_bytes)
-        self._schedule_departures()
-        self._schedule_arrivals(runs, window_bytes)
-
-    def _schedule_departures(self) -> None:
-        times = [*(op for op, _ in self._sent), self._close_time]
-        for time, let_go in zip(times, self._let_go, strict=True):
-            for number in let_go:
-                self.leaves_until[self._sent[number][1]] = self._position_of_op[time]
-
-    def _schedule_arrivals(self, runs: Runs, window_bytes: int) -> None:
-        # The runs of one read are in a row: where they begin, and which values come back for it, and where.
-        first_runs = np.flatnonzero(np.diff(runs.ranks, prepend=-1))
-        begins: list[int] = runs.positions[first_runs].tolist()
-        fetches: list[list[tuple[int, int]]] = [[] for _ in begins]
-        fetching = np.flatnonzero(runs.fetched >= 0)
-        reads = np.searchsorted(first_runs, fetching, side="right") - 1
-        described = np.stack([reads, runs.positions[fetching], runs.fetched[fetching]], axis=1)
-        for read, position, number in described.tolist():
-            fetches[read].append((position, number))
-        started = numbers_started([[number for _, number in of_read] for of_read in fetches], self._sizes, window_bytes)
+        self._position_of_op, self._close_time = position_of_op, step.close_time
+        self._made_at = [step.value_op[value] for value in sent]
+        self._sizes = [step.value_bytes[value] for value in sent]
+        self._freed = numbers_freed(self._sizes, window_bytes)
+        times = [*self._made_at, self._close_time]
+        self.leaves_until = {
+            sent[number]: position_of_op[time]
+            for time, freed in zip(times, self._freed, strict=True)
+            for number in freed
+        }
+        reads = [list(of_read) for _, of_read in groupby(runs, key=lambda run: run.rank)]
+        fetches = [[run.fetched for run in of_read if run.fetched >= 0] for of_read in reads]
         # Position, whose copies are started there, and which are waited for after that.
         self._arrivals: list[tuple[int, list[int], list[int]]] = []
-        for begin, of_read, (ahead, late) in zip(begins, fetches, started, strict=True):
+        for of_read, (ahead, late) in zip(reads, numbers_started(fetches, self._sizes, window_bytes), strict=True):
             if ahead:
-                self._arrivals.append((begin, ahead, []))
-            for fetched_at, number in of_read:
-                self._arrivals.append((fetched_at, [number] if number in late else [], [number]))
-        for position, numbers, _ in self._arrivals:
-            for number in numbers:
-                self.arrives_from[self._sent[number][1]] = position
+                self._arrivals.append((of_read[0].position, ahead, []))
+            for _, position, number in of_read:
+                if number >= 0:
+                    self._arrivals.append((position, [number] if number in late else [], [number]))
+        self.arrives_from = {sent[number]: position for position, numbers, _ in self._arrivals for number in numbers}
 
-    def waiting(self, link: Link, elapsed: Sequence[float], unthrottled_share: float) -> Waiting:
-        """Return how much longer the device takes, which has computed for ``elapsed`` seconds before each position, and
-        for the last of them in all.
+    def waiting(self, link: Link, elapsed: Sequence[float], unthrottled_share: float) -> Seconds:
+        """Return how much longer the device takes.
+
+        It has computed for ``elapsed`` seconds before each position, and for the last of them in all.
         """
         departures = [
-            Departure(elapsed[self._position_of_op[op] + 1], num_bytes, let_go)
-            for (op, _), num_bytes, let_go in zip(self._sent, self._sizes, self._let_go[:-1], strict=True)
+            Departure(elapsed[self._position_of_op[op] + 1], num_bytes, freed)
+            for op, num_bytes, freed in zip(self._made_at, self._sizes, self._freed[:-1], strict=True)
         ]
         forward_seconds = elapsed[self._position_of_op[self._close_time] + 1]
         arrivals = [Arrival(elapsed[position], started, awaited) for position, started, awaited in self._arrivals]

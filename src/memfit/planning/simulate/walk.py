@@ -26,11 +26,11 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.graph.model_profile import Phase
-from memfit.planning.simulate.copy_schedule import CopySchedule, Runs
+from memfit.planning.simulate.copy_schedule import CopySchedule, Run
 from memfit.planning.simulate.traffic import Buffer, Traffic
 from memfit.planning.step import NEVER, Bytes, Step
-from memfit.planning.step.link_time import NO_WAITING, Waiting
 from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
+from memfit.planning.step.seconds import NONE, Seconds
 
 BEFORE_THE_STEP = "(weights, optimizer state and batch)"
 LOSS = "(loss)"
@@ -110,11 +110,11 @@ class Walk:
         return self._step.time.added(self._dropped, num_runs, self.recompute_seconds, num_sent, self.waiting)
 
     @cached_property
-    def waiting(self) -> Waiting:
+    def waiting(self) -> Seconds:
         """How long the device waits for copies; not at all where the link is not known."""
         step, link = self._step, self._step.profile.link
         if link is None or self._copies is None:
-            return NO_WAITING
+            return NONE
         seconds = np.zeros(step.num_ops + len(self._run_records) + 1)
         seconds[self.position_of_op + 1] = step.op_seconds
         seconds[self._run_positions[self._run_is_replay] + 1] = [step.replay_seconds[op] for op in self.replayed_ops]
@@ -187,8 +187,8 @@ class Walk:
     def _scheduled_copies(self, offloading: Offloading) -> CopySchedule | None:
         if not offloading.values:
             return None
-        ranks, records = (np.array(numbers, dtype=np.int64) for numbers in (self._run_ranks, self._run_records))
-        runs = Runs(ranks, self._run_positions, np.maximum(records - self._step.num_ops, -1))
+        fetched = [max(record - self._step.num_ops, -1) for record in self._run_records]
+        runs = [Run(*run) for run in zip(self._run_ranks, self._run_positions.tolist(), fetched, strict=True)]
         return CopySchedule(self._step, self._sent, offloading.window_bytes, runs, self._position_of.tolist())
 
     def _end_storages(self) -> None:
@@ -258,7 +258,7 @@ class Walk:
         return memory
 
     def restorations(self) -> Iterator[Restoration]:
-        """Yield which values are restored together, and when they take no memory: from their storage's end until then."""
+        """Yield which values are restored together, and when they take no memory: until then."""
         step, storage_ends = self._step, self._storage_ends.tolist()
         arrives_from = {} if self._copies is None else self._copies.arrives_from
         for position, record in zip(self._run_positions.tolist(), self._run_records, strict=True):

@@ -1,14 +1,14 @@
-"""When offloaded values leave the device and come back: the engine's rules (``runtime.offloading``), as arithmetic.
+"""When copies of offloaded values start, and when memory is freed: the rules of ``runtime.engine.offloading``.
 
-Values are numbered in the order in which they leave. At most a window of bytes is on its way at a time.
+Values are numbered in the order in which their copies start. At most a window of bytes is being copied at a time.
 
-- *Leaving.* A value begins to leave when it is made. Its memory is let go of when those that left after it would
-  otherwise be more than the window, or when the forward pass ends.
-- *Coming back.* Whenever a dropped value is read that is not there, and before any recipe runs for it, values are
-  started on their way back, the one that left last first, for as long as what is on its way and not yet read fits the
-  window. A value whose turn to be read comes before that is started then.
+- *To the host.* The copy of a value starts when the value is made. Its memory is freed when the copies started since
+  exceed the window, or the forward pass ends.
+- *Back.* Whenever a dropped value is read that is not on the device, and before any replay for it, copies back are
+  started, the last offloaded value first, as long as the copies that are started and not yet read fit the window. A
+  value that is read before its turn is started then.
 
-Nothing depends on how fast copies are, so that memory is known to the byte beforehand; who comes too early, waits.
+Nothing depends on how fast copies are, so that memory is known to the byte beforehand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Offloading(NamedTuple):
-    """The values to offload, and how many of their bytes may be on their way at a time."""
+    """The values to offload, and how many of their bytes may be copied at a time."""
 
     values: frozenset[int]
     window_bytes: int
@@ -27,30 +27,29 @@ class Offloading(NamedTuple):
 NOTHING_OFFLOADED = Offloading(frozenset(), 0)
 
 
-def numbers_let_go(sizes: Sequence[int], window_bytes: int) -> list[list[int]]:
-    """Return, for each value that leaves, which ones are let go of then, and last which when the forward pass ends."""
-    let_go: list[list[int]] = []
+def numbers_freed(sizes: Sequence[int], window_bytes: int) -> list[list[int]]:
+    """Return, for each value that is sent, which ones are freed then, and last which when the forward pass ends."""
+    freed: list[list[int]] = []
     first, bytes_leaving = 0, 0
-    for number, num_bytes in enumerate(sizes):
+    for num_bytes in sizes:
         bytes_leaving += num_bytes
         begin = first
         while bytes_leaving > window_bytes:
             bytes_leaving -= sizes[first]
             first += 1
-        let_go.append(list(range(begin, first)))
-        assert first <= number + 1
-    return [*let_go, list(range(first, len(sizes)))]
+        freed.append(list(range(begin, first)))
+    return [*freed, list(range(first, len(sizes)))]
 
 
 class Started(NamedTuple):
-    """Whose copies are started before the recipes of one read run, and whose only when they are read themselves."""
+    """Whose copies are started before the replays for one read, and whose only when they are read themselves."""
 
     ahead: list[int]
     late: list[int]
 
 
 def numbers_started(reads: Sequence[Sequence[int]], sizes: Sequence[int], window_bytes: int) -> list[Started]:
-    """Return what each read that runs recipes starts, where ``reads`` tells which values come back for it."""
+    """Return what each read starts for which something is restored; ``reads`` has the values copied back for it."""
     is_waiting = [False] * len(sizes)
     for numbers in reads:
         for number in numbers:
@@ -65,12 +64,9 @@ def numbers_started(reads: Sequence[Sequence[int]], sizes: Sequence[int], window
                 is_waiting[highest] = False
                 ahead.append(highest)
             highest -= 1
-        late: list[int] = []
-        for number in numbers:
-            if is_waiting[number]:
-                is_waiting[number] = False
-                late.append(number)
-            else:
-                bytes_ahead -= sizes[number]
+        late = [number for number in numbers if is_waiting[number]]
+        bytes_ahead -= sum(sizes[number] for number in numbers if not is_waiting[number])
+        for number in late:
+            is_waiting[number] = False
         started.append(Started(ahead, late))
     return started

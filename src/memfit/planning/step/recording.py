@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase
 from memfit.planning.step.ragged import Ints, Ragged
+from memfit.planning.step.seconds import Seconds
 
 # Where they were not measured: about what `calibration.host_costs` finds on an AMD EPYC, with the engine in C++. Only
 # their ratios matter then.
@@ -46,13 +47,6 @@ class ChosenModules(NamedTuple):
 
     recorded_modules: tuple[str, ...]
     hooked_modules: tuple[str, ...]
-
-
-class RecordingCost(NamedTuple):
-    """The seconds that recording adds to what the host does in the forward and in the backward pass."""
-
-    forward: float
-    backward: float
 
 
 class Recording:
@@ -134,8 +128,8 @@ class Recording:
             *(tuple(tree.paths[node] for node in sorted(nodes)) for nodes in (chosen | inside, hooked_nodes))
         )
 
-    def cost_of(self, dropped: Set[int], num_replayed: int) -> RecordingCost:
-        """Return what that costs the host, where ``num_replayed`` ops are run again."""
+    def cost_of(self, dropped: Set[int], num_replayed: int) -> Seconds:
+        """Return the seconds that this adds to what the host does, where ``num_replayed`` ops are run again."""
         values, costs = self._array(dropped), self._costs
         nodes = self._recorded_nodes(values)
         if costs.hooks_only_dropped_saves:
@@ -146,7 +140,7 @@ class Recording:
             recording, hooking = self._recording.cost(nodes), self._hooking.cost(self._saved_nodes(values))
         # A save is hooked once in each pass. An op with several dropped outputs is dropped once; so few have that
         # counting values is as good.
-        return RecordingCost(
+        return Seconds(
             forward=recording + hooking / 2 + costs.dropped_op * len(dropped),
             backward=hooking / 2 + costs.replayed_op * num_replayed,
         )

@@ -122,6 +122,14 @@ class Step:
         self.made_bytes: Bytes = np.zeros(self.num_ops, dtype=np.int64)
         np.add.at(self.made_bytes, starts[self.made_storages], self.bytes_of_storage[self.made_storages])
 
+    @cached_property
+    def natural_bytes(self) -> Bytes:
+        """What is live at each op under every plan, because the program itself refers to it; workspaces included."""
+        change = np.append(self.made_bytes, [0, 0])
+        np.subtract.at(change, self.natural_ends[self.made_storages] + 1, self.bytes_of_storage[self.made_storages])
+        natural_bytes: Bytes = change.cumsum()[: self.num_ops] + self.workspace_bytes + self.resident_bytes
+        return natural_bytes
+
     @property
     def last_time_before_reads(self) -> int:
         """The last op before the backward pass reads anything: then all that is saved is held."""

@@ -16,20 +16,10 @@ seconds of its replays and of that waiting, and no more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import NamedTuple
 
 from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp
-from memfit.planning.step.link_time import NO_WAITING, Waiting
-from memfit.planning.step.recording import Recording, RecordingCost
-
-_NOTHING = RecordingCost(0.0, 0.0)
-
-
-class Seconds(NamedTuple):
-    """What the forward pass takes, and the rest of the step."""
-
-    forward: float
-    backward: float
+from memfit.planning.step.recording import Recording
+from memfit.planning.step.seconds import NONE, Seconds
 
 
 def device_seconds(ops: Iterable[RecordedOp]) -> Seconds:
@@ -62,7 +52,7 @@ class StepTime:
     @property
     def plain_seconds(self) -> float:
         """What a plain step takes by this reckoning."""
-        return sum(self._device) if self._host is None else self._of(_NOTHING, 0.0)
+        return sum(self._device) if self._host is None else self._of(NONE, 0.0)
 
     def added(
         self,
@@ -70,9 +60,9 @@ class StepTime:
         num_runs: int,
         replay_seconds: float,
         num_offloaded: int = 0,
-        waiting: Waiting = NO_WAITING,
+        waiting: Seconds = NONE,
     ) -> float:
-        """Return the seconds that the step takes longer when these values are dropped, and so many recipes run.
+        """Return the seconds that the step takes longer when these values are dropped, and so much is restored.
 
         ``num_offloaded`` of the values go to the host, which has to send and to fetch them, and for which the device
         may be ``waiting``.
@@ -82,16 +72,16 @@ class StepTime:
         forward, backward = self._recording.cost_of(dropped, num_runs)
         # About as long for sending as for fetching.
         offloading = num_offloaded * self._host_seconds_offloading / 2
-        recording = RecordingCost(forward + offloading, backward + offloading)
-        return self._of(recording, replay_seconds, waiting) - self._of(_NOTHING, 0.0)
+        recording = Seconds(forward + offloading, backward + offloading)
+        return self._of(recording, replay_seconds, waiting) - self._of(NONE, 0.0)
 
     def at_least(self, replay_seconds: float) -> float:
         """Return the seconds that a plan adds at least if its replays take at least ``replay_seconds``."""
         if not self.launches_may_matter:
             return replay_seconds
-        return self._of(_NOTHING, replay_seconds) - self._of(_NOTHING, 0.0)
+        return self._of(NONE, replay_seconds) - self._of(NONE, 0.0)
 
-    def _of(self, recording: RecordingCost, replay_seconds: float, waiting: Waiting = NO_WAITING) -> float:
+    def _of(self, recording: Seconds, replay_seconds: float, waiting: Seconds = NONE) -> float:
         assert self._host is not None
         host = Seconds(self._host.forward + recording.forward, self._host.backward + recording.backward)
         device = Seconds(
@@ -100,7 +90,7 @@ class StepTime:
         return seconds_in_a_row(host, device, runs_ahead=self._host.runs_ahead)
 
     def _launches_may_matter(self, profile: ModelProfile) -> bool:
-        """Return whether some plan could keep the device waiting: the dearest listens everywhere and replays all."""
+        """Return whether some plan could keep the device waiting: the dearest records everything and replays all."""
         if self._host is None:
             return False
         forward = {
