@@ -59,15 +59,10 @@ def _with_one_value_held(pool: Pool, num_searches: int) -> Iterator[frozenset[in
 
 
 def beam_search(
-    step: Step,
-    may_be_recomputed: Set[int],
-    *,
-    rates: Sequence[float],
-    rows_per_rate: int,
-    op_seconds: Sequence[float] | None = None,
+    step: Step, may_be_recomputed: Set[int], *, rates: Sequence[float], rows_per_rate: int
 ) -> list[frozenset[int]]:
     """Return what to recompute in the plans that are found, the smallest first. Rates are in bytes per second."""
-    plans = PartialPlans(step, may_be_recomputed, step.replay_seconds if op_seconds is None else op_seconds)
+    plans = PartialPlans(step, may_be_recomputed)
     # For each op: what it may drop, the row that each row came from, and the choice that it made.
     history: list[_Decision] = []
     for op in range(step.close_time, -1, -1):

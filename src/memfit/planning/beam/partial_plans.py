@@ -40,14 +40,16 @@ _FEW_COLUMNS = 48
 class PartialPlans:
     """Rows of partial plans of one step. ``seconds`` are those of their replays."""
 
-    def __init__(self, step: Step, may_be_recomputed: Set[int], op_seconds: Sequence[float]) -> None:
+    def __init__(self, step: Step, may_be_recomputed: Set[int]) -> None:
         self._step = step
-        self._op_seconds = op_seconds
-        self.droppable = frozenset(
-            value for value in may_be_recomputed if _starts_from_new(step, value, may_be_recomputed)
-        )
+        self.droppable = step.droppable_of(may_be_recomputed)
         self._first_read = [NO_SLOT if rank == NEVER else step.read_times[rank] for rank in step.read_rank_of_value]
-        self._index_certain_memory()
+        # What is live at each op whatever is decided, and until when each storage lives.
+        certain_ends, saved = step.natural_ends.copy(), np.ones(step.num_values, dtype=bool)
+        saved[list(self.droppable)] = False
+        np.maximum.at(certain_ends, step.storage_of_value[saved], step.releases_at[saved])
+        self._certain = step.live_bytes(certain_ends)
+        self._certain_end: list[int] = certain_ends.tolist()
         self._index_boundaries()
         turn = min(step.last_time_before_reads + 1, max(step.num_ops - 1, 0))
         self._first = self._end = turn
@@ -63,24 +65,6 @@ class PartialPlans:
         # Of storages with several values: until when those decided so far keep it.
         self._kept_until: Table = {}
         self._reach(turn, turn + 1)
-
-    def _index_certain_memory(self) -> None:
-        """Sum what is live at each op whatever is decided."""
-        step = self._step
-        change = np.zeros(step.num_ops + 2, dtype=np.int64)
-        self._certain_end = list(step.natural_end_of_storage)
-        for storage, start in enumerate(step.storage_start):
-            if 0 <= start < NEVER:
-                releases = [
-                    step.last_release_of_value[value]
-                    for value in step.values_of_storage[storage]
-                    if value not in self.droppable
-                ]
-                end = self._certain_end[storage] = max(self._certain_end[storage], *releases, -1)
-                change[start] += step.storage_bytes[storage]
-                change[min(end, step.num_ops) + 1] -= step.storage_bytes[storage]
-        self._certain: Ints = np.cumsum(change)[: step.num_ops] + step.resident_bytes
-        self.least_peak_bytes = int((self._certain + step.workspace_bytes).max(initial=step.resident_bytes))
 
     def _index_boundaries(self) -> None:
         """Note, for each op, the first op of whose outputs something can begin there, or end just before it."""
@@ -173,7 +157,7 @@ class PartialPlans:
         if not len(rows):
             return
         step, slots = self._step, slots[rows]
-        self.seconds[rows] += self._op_seconds[op]
+        self.seconds[rows] += step.replay_seconds[op]
         for value in dropping:
             release = step.last_release_of_value[value]
             last = np.where(release >= slots, release, -1)
@@ -252,12 +236,3 @@ class PartialPlans:
         self._burst = np.maximum.reduceat(self._burst, firsts, axis=1)
         self._starts = self._starts[firsts]
         self._num_columns_merged = max(2 * len(firsts), _FEW_COLUMNS)
-
-
-def _starts_from_new(step: Step, value: int, may_be_recomputed: Set[int]) -> bool:
-    """Return whether the chain of rewrites in place that ends with the value can be replayed from its beginning."""
-    while value >= 0:
-        if value not in may_be_recomputed:
-            return False
-        value = step.rewritten_input_of_op[step.value_op[value]]
-    return True

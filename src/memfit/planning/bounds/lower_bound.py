@@ -70,7 +70,7 @@ class LowerBound:
         graph = HoldOrReplay(step, time, self._may_be_recomputed, [0.0] * step.num_ops)
         total_bytes = max(float(self._bytes[graph.values].sum()), 1.0)
         price = graph.highest_price * _SHARE_OF_UNITS / total_bytes
-        held_bytes = graph.cut(lambda values: price * self._bytes[values]).bound / price
+        held_bytes = graph.cut(price * self._bytes).bound / price
         return _fixed_bytes(step, time) + math.floor(held_bytes * (1 - 1e-9))
 
     def _lines_at(self, time: int) -> list[Line]:
@@ -83,7 +83,7 @@ class LowerBound:
         graph = HoldOrReplay(self._step, time, self._may_be_recomputed)
         always_bytes, num_bytes = _fixed_bytes(self._step, time), self._bytes
         cuts = hull(
-            lambda price: graph.cut(lambda values: price * num_bytes[values]),
+            lambda price: graph.cut(price * num_bytes),
             lambda cut: float(num_bytes[list(cut.held)].sum()),
             graph.highest_price,
             most_cuts=_MOST_LINES_PER_TIME,

@@ -29,6 +29,8 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from memfit.planning.step import Step
 
+Numbers = npt.NDArray[np.float64]
+
 _SOURCE, _SINK = 0, 1
 # SciPy's flows are whole numbers of 32 bits. All seconds together are this many units.
 _TOTAL_UNITS = 2**28
@@ -59,70 +61,66 @@ class HoldOrReplay:
     ) -> None:
         self._step = step
         self._op_seconds = step.replay_seconds if op_seconds is None else op_seconds
-        self._may_be_recomputed = may_be_recomputed
-        self._rewrites: list[tuple[int, int]] = []
-        self.values: list[int] = []
-        self.always_held: set[int] = set()
-        self._value_node: dict[int, int] = {}
-        self._op_node: dict[int, int] = {}
-        self._num_nodes = 2
-        edges = self._edges(time)
-        self._seconds_per_unit = max(sum(self._op_seconds[op] for op in self._op_node), 1e-12) / _TOTAL_UNITS
-        self._droppable = {value for value in self.values if self._may_be_dropped(value)}
-        self._fix_structure(edges)
+        self._droppable = step.droppable_of(may_be_recomputed)
+        read_later = [
+            value
+            for value, saves in enumerate(step.saves_of_value)
+            if any(time < save.read_before < step.num_ops for save in saves) and not self._is_free(value, time)
+        ]
+        self._always_held = tuple(value for value in read_later if value not in self._droppable)
+        self._read_later = [value for value in read_later if value in self._droppable]
+        self._node_of_value: dict[int, int] = {}
+        self._node_of_op: dict[int, int] = {}
+        self._set_edges(self._edges(time))
 
     @property
     def highest_price(self) -> float:
         """A price per byte beyond which nothing is held for the sake of any op's seconds."""
         return self._seconds_per_unit * _TOTAL_UNITS * 2
 
+    @property
+    def values(self) -> list[int]:
+        """The values of the graph."""
+        return list(self._node_of_value)
+
     def _edges(self, time: int) -> list[tuple[int, int, int]]:
         """Return (tail, head, kind) with kind -1 for infinite, 2·op for seconds, 2·value + 1 for a price."""
-        step = self._step
+        step, always_held, op_nodes = self._step, set(self._always_held), self._node_of_op
+        is_before_reads = time < min(step.read_times, default=time + 1)
         edges: list[tuple[int, int, int]] = []
+        rewrites: list[tuple[int, int]] = []
         queue: list[int] = []
 
-        def node_of(value: int) -> int | None:
+        def value_node(value: int) -> int | None:
             """Return the value's node, or None where it takes memory at that time in any case."""
-            if value in self.always_held or self._is_free(value, time):
-                return None
-            if value not in self._value_node:
-                self._value_node[value] = self._num_nodes
-                self._num_nodes += 1
-                self.values.append(value)
+            if value not in self._node_of_value:
+                if value in always_held or self._is_free(value, time):
+                    return None
+                self._node_of_value[value] = self._num_nodes
                 queue.append(value)
-            return self._value_node[value]
+            return self._node_of_value[value]
 
-        read_later = [
-            value
-            for value, saves in enumerate(step.saves_of_value)
-            if any(time < save.read_before < step.num_ops for save in saves) and not self._is_free(value, time)
-        ]
-        self.always_held.update(value for value in read_later if not self._may_be_dropped(value))
-        self._read_later = [value for value in read_later if value not in self.always_held]
-        edges.extend((node, _SINK, -1) for value in self._read_later if (node := node_of(value)) is not None)
+        edges += [(node, _SINK, -1) for value in self._read_later if (node := value_node(value)) is not None]
         while queue:
             value = queue.pop()
-            node = self._value_node[value]
-            op = step.value_op[value]
-            if not self._may_be_dropped(value):
+            op, node = step.value_op[value], self._node_of_value[value]
+            if value not in self._droppable:
                 edges.append((_SOURCE, node, 2 * value + 1))
                 continue
-            if op not in self._op_node:
-                self._op_node[op] = self._num_nodes
-                self._num_nodes += 1
-                edges.append((_SOURCE, self._op_node[op], 2 * op))
-                rewritten = step.rewritten_input_of_op[op]
-                inputs = (node_of(read) for read in step.op_inputs[op])
-                edges.extend((node_read, self._op_node[op], -1) for node_read in inputs if node_read is not None)
-                # Later, what it rewrites may have been brought back already and lie there.
-                if rewritten >= 0 and time < min(step.read_times, default=time + 1):
-                    self._rewrites.append((step.value_op[rewritten], op))
-            edges.append((self._op_node[op], node, 2 * value + 1))
-        edges.extend(
-            (self._op_node[before], self._op_node[op], -1) for before, op in self._rewrites if before in self._op_node
-        )
-        return edges
+            if op not in op_nodes:
+                op_nodes[op] = self._num_nodes
+                edges.append((_SOURCE, op_nodes[op], 2 * op))
+                inputs = (value_node(read) for read in step.op_inputs[op])
+                edges += [(node_read, op_nodes[op], -1) for node_read in inputs if node_read is not None]
+                # Later, what it rewrites may have been restored already.
+                if step.rewritten_input_of_op[op] >= 0 and is_before_reads:
+                    rewrites.append((step.value_op[step.rewritten_input_of_op[op]], op))
+            edges.append((op_nodes[op], node, 2 * value + 1))
+        return edges + [(op_nodes[before], op_nodes[op], -1) for before, op in rewrites if before in op_nodes]
+
+    @property
+    def _num_nodes(self) -> int:
+        return 2 + len(self._node_of_value) + len(self._node_of_op)
 
     def _is_free(self, value: int, time: int) -> bool:
         step = self._step
@@ -130,22 +128,11 @@ class HoldOrReplay:
             return True
         return any(save.read_before <= time <= save.released_after for save in step.saves_of_value[value])
 
-    def _may_be_dropped(self, value: int) -> bool:
-        """An op in place starts from what is dropped itself, all the way back to an op that makes something new."""
-        while value >= 0:
-            if value not in self._may_be_recomputed:
-                return False
-            value = self._step.rewritten_input_of_op[self._step.value_op[value]]
-        return True
-
-    def _fix_structure(self, edges: list[tuple[int, int, int]]) -> None:
-        tails = np.array([tail for tail, _, _ in edges], dtype=np.int32)
-        heads = np.array([head for _, head, _ in edges], dtype=np.int32)
-        kinds = np.array([kind for _, _, kind in edges], dtype=np.int64)
-        order = np.lexsort((heads, tails))
-        tails, self._heads, kinds = tails[order], heads[order], kinds[order]
+    def _set_edges(self, edges: list[tuple[int, int, int]]) -> None:
+        tails, self._heads, kinds = np.array(sorted(edges), dtype=np.int32).reshape(-1, 3).T.copy()
         self._row_starts = np.searchsorted(tails, np.arange(self._num_nodes + 1)).astype(np.int32)
         seconds = np.array(self._op_seconds)
+        self._seconds_per_unit = max(float(seconds[list(self._node_of_op)].sum()), 1e-12) / _TOTAL_UNITS
         self._capacities = np.full(len(edges), _INFINITE, dtype=np.int32)
         is_seconds = (kinds >= 0) & (kinds % 2 == 0)
         # Rounded down, here and below: then the flow is a lower bound.
@@ -157,54 +144,46 @@ class HoldOrReplay:
         num_hanging = max(int(hangs_on_source.sum()), 1)
         self._most_units = np.where(hangs_on_source, min(2**30 // num_hanging, 2 * _TOTAL_UNITS), 2 * _TOTAL_UNITS)
 
-    def cut(self, price_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]) -> Cut:
-        """Return the cheapest choice; ``price_of`` gives, for value indices, the seconds that holding each is worth."""
-        always_held = tuple(sorted(self.always_held))
-        always_paid = float(price_of(np.array(always_held, dtype=np.int64)).sum())
-        if not self.values:
-            return Cut(frozenset(), 0.0, always_held, always_paid)
-        units = np.floor(price_of(self._priced_values) / self._seconds_per_unit)
+    def cut(self, prices: Numbers) -> Cut:
+        """Return the cheapest choice; ``prices`` are the seconds that holding each value of the step is worth."""
+        always_paid = float(prices[list(self._always_held)].sum())
+        if not self._node_of_value:
+            return Cut(frozenset(), 0.0, self._always_held, always_paid)
+        units = np.floor(prices[self._priced_values] / self._seconds_per_unit)
         self._capacities[self._is_price] = np.minimum(units, self._most_units)
         shape = (self._num_nodes, self._num_nodes)
         flow, is_reached = maximum_flow_from(csr_array((self._capacities, self._heads, self._row_starts), shape=shape))
-        may_run = {op for op, node in self._op_node.items() if not is_reached[node]}
+        may_run = {op for op, node in self._node_of_op.items() if not is_reached[node]}
         recomputed, replayed, held = self._walked(may_run)
         return Cut(
             recomputed=frozenset(recomputed),
             seconds=sum(self._op_seconds[op] for op in replayed),
-            held=(*always_held, *held),
+            held=(*self._always_held, *held),
             bound=always_paid + flow * self._seconds_per_unit,
         )
 
     def _walked(self, may_run: set[int]) -> tuple[set[int], set[int], list[int]]:
         """Return what is recomputed, which ops run for it, and what is held, from what backward reads on.
 
-        An edge that costs nothing may be cut without need; what nobody asks for is neither replayed nor held.
+        An edge that costs nothing may be cut without need; what nothing asks for is neither replayed nor held.
         """
-        value_op, op_inputs, nodes, droppable = (
-            self._step.value_op,
-            self._step.op_inputs,
-            self._value_node,
-            self._droppable,
-        )
+        value_op, op_inputs, nodes = self._step.value_op, self._step.op_inputs, self._node_of_value
         recomputed: set[int] = set()
         replayed: set[int] = set()
         held: list[int] = []
-        seen = set(self._read_later)
-        stack = list(self._read_later)
+        seen, stack = set(self._read_later), list(self._read_later)
         while stack:
             value = stack.pop()
             op = value_op[value]
-            if op not in may_run or value not in droppable:
+            if op not in may_run or value not in self._droppable:
                 held.append(value)
                 continue
             recomputed.add(value)
             if op not in replayed:
                 replayed.add(op)
-                for read in op_inputs[op]:
-                    if read not in seen and read in nodes:
-                        seen.add(read)
-                        stack.append(read)
+                new = [read for read in op_inputs[op] if read not in seen and read in nodes]
+                seen.update(new)
+                stack += new
         return recomputed, replayed, held
 
 

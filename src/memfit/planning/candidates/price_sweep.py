@@ -48,7 +48,7 @@ def _swept(
         weighted = np.array(step.value_bytes) * (1 + tilt * earliness)
 
         def cut_at(price: float, weighted: np.ndarray = weighted) -> Cut:
-            return graph.cut(lambda values: price * weighted[values])
+            return graph.cut(price * weighted)
 
         def bytes_of(cut: Cut, weighted: np.ndarray = weighted) -> float:
             return float(weighted[list(cut.held)].sum())

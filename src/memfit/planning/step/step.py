@@ -125,10 +125,14 @@ class Step:
     @cached_property
     def natural_bytes(self) -> Bytes:
         """What is live at each op under every plan, because the program itself refers to it; workspaces included."""
-        change = np.append(self.made_bytes, [0, 0])
-        np.subtract.at(change, self.natural_ends[self.made_storages] + 1, self.bytes_of_storage[self.made_storages])
-        natural_bytes: Bytes = change.cumsum()[: self.num_ops] + self.workspace_bytes + self.resident_bytes
-        return natural_bytes
+        return self.live_bytes(self.natural_ends) + self.workspace_bytes
+
+    def live_bytes(self, ends: Bytes) -> Bytes:
+        """Return what is live at each op, without workspaces, where storages live until ``ends``."""
+        change, made = np.append(self.made_bytes, [0, 0]), self.made_storages
+        np.subtract.at(change, np.minimum(ends[made], self.num_ops) + 1, self.bytes_of_storage[made])
+        live_bytes: Bytes = change.cumsum()[: self.num_ops] + self.resident_bytes
+        return live_bytes
 
     @property
     def last_time_before_reads(self) -> int:
@@ -182,6 +186,18 @@ class Step:
 
     def _is_heard(self, save: Save) -> bool:
         return save.op_index is None or self.profile.ops[save.op_index].module is not None
+
+    def droppable_of(self, may_be_recomputed: Set[int]) -> frozenset[int]:
+        """Return those of the values that can be replayed where nothing that they are made from is held.
+
+        An op in place starts from what is dropped itself, all the way back to an op that makes something new.
+        """
+        droppable: set[int] = set()
+        for value in sorted(may_be_recomputed):
+            rewritten = self.rewritten_input_of_op[self.value_op[value]]
+            if rewritten < 0 or rewritten in droppable:
+                droppable.add(value)
+        return frozenset(droppable)
 
     def recomputed_of(self, wanted: Set[int]) -> set[int]:
         """Return those of the ``wanted`` values that the engine really recomputes."""
