@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 NO_GRADIENTS = " (no gradients)"
@@ -35,6 +36,14 @@ def is_value_name(text: str) -> bool:
         return str(parse_value_name(text)) == text
     except ValueError:
         return False
+
+
+def path_and_ancestors(path: str) -> Iterator[str]:
+    """Yield the module path and those of the modules around it, the root's empty one last."""
+    yield path
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 def is_within(module: str, ancestor: str) -> bool:

@@ -24,7 +24,7 @@ _HELD_IN_WORDS = {
 
 
 def infeasible(
-    known: KnownStep, smallest: Candidate, *, budget_bytes: int, host_budget_bytes: int, least_peak_bytes: int
+    known: KnownStep, smallest: Candidate, least_peak_bytes: int, budget_bytes: int, host_budget_bytes: int
 ) -> InfeasibleBudgetError:
     """Return the error for ``budget_bytes``, where ``smallest`` is the plan with the smallest peak that was found.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Set
 
 from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import ModelProfile
@@ -24,7 +23,6 @@ from memfit.planning.infeasible import infeasible
 from memfit.planning.known_steps import KnownStep, known_step
 from memfit.planning.offload.offloadable import host_bytes_of, most_offloaded_bytes
 from memfit.planning.partitions.compiled_plans import frontier_of_compiled, plan_of_compiled
-from memfit.planning.search import Exploration
 from memfit.planning.step import Step
 from memfit.planning.step.block_values import BlockValues
 from memfit.validation import whole_number
@@ -48,8 +46,8 @@ def plan(
     or a larger plan.
 
     ``host_budget`` is how much of the host's pinned memory a plan for a budget may use, to offload values as well: an
-    int of bytes, a text, or "auto" for half of what was free there. It takes a profile of a GPU. With 0, as it is
-    unless told, nothing is offloaded.
+    int of bytes, a text, or "auto" for half of what was free there. It takes a profile of a GPU. With 0, the
+    default, nothing is offloaded.
 
     ``strategy`` chooses among the model's blocks; every value inside a chosen block is recomputed from what enters the
     block. Selectors (``MODULE_GLOB::op``) overrule both; a value that both name is saved. What cannot be replayed is
@@ -62,7 +60,12 @@ def plan(
             f'plan() takes exactly one of budget ("20GiB") and strategy (memfit.EveryNthLayer(2)); got {given}'
         )
     if profile.compiled is not None and profile.compiled.kinds:
-        return _compiled_plan(profile, budget, strategy, [*force_save, *force_recompute], host_budget)
+        if budget is None or [*force_save, *force_recompute]:
+            raise InvalidParameterError(
+                "this profile is of a step with compiled blocks, for which partitions are planned: give a budget, and "
+                "neither a strategy nor selectors; or profile with compile=False"
+            )
+        return plan_of_compiled(profile, budget_in_bytes(budget, profile), host_budget_in_bytes(host_budget, profile))
     if strategy is not None and checked_host_budget(host_budget) != 0:
         raise InvalidParameterError(
             f"host_budget={host_budget!r} goes with a budget; layer strategies recompute, and offload nothing. Leave "
@@ -79,36 +82,12 @@ def plan(
     host_bytes = host_budget_in_bytes(host_budget, profile)
     plain = _judged_candidate(known, frozenset())
     if not forced.recomputed and known.peak_bytes(plain) <= budget_bytes:
-        return _plan_of(known, plain, budget_bytes=budget_bytes)
-    exploration = known.exploration(forced=forced.recomputed, kept=forced.saved)
-    entries = _entries(known, forced, host_bytes)
-    position = _first_within(known, entries, budget_bytes)
-    if position is None:
-        raise infeasible(
-            known,
-            _smallest(known, entries),
-            budget_bytes=budget_bytes,
-            host_budget_bytes=host_bytes,
-            least_peak_bytes=exploration.least_peak_bytes,
-        )
-    origin = _Origin(exploration, entries[max(position - 1, 0)], host_bytes)
-    return _plan_of(known, entries[position], budget_bytes=budget_bytes, origin=origin)
-
-
-def _compiled_plan(
-    profile: ModelProfile,
-    budget: BudgetLike | None,
-    strategy: LayerStrategy | None,
-    selectors: Sequence[str],
-    host_budget: HostBudgetLike,
-) -> Plan:
-    if strategy is not None or selectors:
-        raise InvalidParameterError(
-            "this profile is of a step with compiled blocks, for which partitions are planned: give a budget, and "
-            "neither a strategy nor selectors; or profile with compile=False"
-        )
-    assert budget is not None
-    return plan_of_compiled(profile, budget_in_bytes(budget, profile), host_budget_in_bytes(host_budget, profile))
+        return _plan_of(known, plain, budget_bytes, plain.added_seconds)
+    choices = _Choices(known, forced, host_bytes)
+    place = choices.first_within(budget_bytes)
+    if place is None:
+        raise infeasible(known, choices.smallest(), choices.exploration.least_peak_bytes, budget_bytes, host_bytes)
+    return choices.plan_at(place, budget_bytes)
 
 
 def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudgetLike = 0) -> tuple[FrontierPoint, ...]:
@@ -122,24 +101,19 @@ def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudget
     if profile.compiled is not None and profile.compiled.kinds:
         return frontier_of_compiled(profile, num_points, host_budget_in_bytes(host_budget, profile))
     known = known_step(profile)
-    exploration = known.exploration()
-    host_bytes = host_budget_in_bytes(host_budget, profile)
-    entries = _entries(known, Forced(set(), set()), host_bytes)
-    high, low = known.peak_bytes(entries[0]), known.peak_bytes(_smallest(known, entries))
+    choices = _Choices(known, Forced(set(), set()), host_budget_in_bytes(host_budget, profile))
+    high, low = known.peak_bytes(choices.entries[0]), known.peak_bytes(choices.smallest())
     budgets = [high - (high - low) * k // max(num_points - 1, 1) for k in range(num_points)]
-    positions = {_first_within(known, entries, bound) for bound in budgets}
-    chosen = []
-    for position in sorted(position for position in positions if position is not None):
-        origin = _Origin(exploration, entries[max(position - 1, 0)], host_bytes)
-        made = _plan_of(known, entries[position], budget_bytes=None, origin=origin)
-        chosen.append(FrontierPoint(made.predicted_peak_bytes, made.predicted_overhead, made))
-    return tuple(chosen)
+    places = {choices.first_within(budget_bytes) for budget_bytes in budgets}
+    plans = [choices.plan_at(place, None) for place in sorted(place for place in places if place is not None)]
+    return tuple(FrontierPoint(made.predicted_peak_bytes, made.predicted_overhead, made) for made in plans)
 
 
 def plan_recomputing(profile: ModelProfile, chosen: Callable[[Step], Set[int]]) -> Plan:
     """Return the plan that recomputes the ``chosen`` values, as far as the engine can."""
     known = known_step(profile)
-    return _plan_of(known, _judged_candidate(known, known.step.recomputed_of(chosen(known.step))), budget_bytes=None)
+    choice = _judged_candidate(known, known.step.recomputed_of(chosen(known.step)))
+    return _plan_of(known, choice, None, choice.added_seconds)
 
 
 def _judged_candidate(known: KnownStep, recomputed: Set[int]) -> Candidate:
@@ -148,69 +122,59 @@ def _judged_candidate(known: KnownStep, recomputed: Set[int]) -> Candidate:
     return Candidate(frozenset(recomputed), simulation.peak_bytes, *seconds)
 
 
-def _entries(known: KnownStep, forced: Forced, host_bytes: int) -> tuple[Candidate, ...]:
-    """Return the plans to choose from, fastest first, each with smaller buffers than the one before.
+class _Choices:
+    """The plans that budgets choose between, fastest first, each with smaller buffers than the one before."""
 
-    Where plans are counted with a margin, the plain step, which is not, may be the smallest after all.
-    """
-    entries = known.frontier(forced=forced.recomputed, kept=forced.saved, host_budget_bytes=host_bytes)
-    plain = _judged_candidate(known, frozenset())
-    is_left_out = known.margin_bytes > 0 and not forced.recomputed and entries[0].peak_bytes < plain.peak_bytes
-    return (plain, *entries) if is_left_out else entries
+    def __init__(self, known: KnownStep, forced: Forced, host_bytes: int) -> None:
+        self._known, self._host_bytes = known, host_bytes
+        self.exploration = known.exploration(forced=forced.recomputed, kept=forced.saved)
+        entries = known.frontier(forced=forced.recomputed, kept=forced.saved, host_budget_bytes=host_bytes)
+        # Where plans are counted with a margin, the plain step, which is not, may be the smallest after all.
+        plain = _judged_candidate(known, frozenset())
+        is_left_out = known.margin_bytes > 0 and not forced.recomputed and entries[0].peak_bytes < plain.peak_bytes
+        self.entries = (plain, *entries) if is_left_out else entries
+
+    def first_within(self, budget_bytes: int) -> int | None:
+        """Return the place of the first, and so fastest, plan whose peak is within the budget, as it is counted."""
+        # Nothing is counted as less than its buffers take, but for the plain step, which is counted as measured.
+        possible = (i for i, entry in enumerate(self.entries) if entry.peak_bytes <= budget_bytes or i == 0)
+        return next((i for i in possible if self._known.peak_bytes(self.entries[i]) <= budget_bytes), None)
+
+    def smallest(self) -> Candidate:
+        """Return the plan of the smallest peak, as it is counted; of equal ones the fastest."""
+        peak_bytes = self._known.peak_bytes
+        # The first may be the plain step, which may have measured less than its buffers take.
+        smallest = min(self.entries[0], self.entries[-1], key=peak_bytes)
+        for entry in reversed(self.entries):
+            if entry.peak_bytes > peak_bytes(smallest):
+                break
+            smallest = min(entry, smallest, key=peak_bytes)
+        return smallest
+
+    def plan_at(self, place: int, budget_bytes: int | None) -> Plan:
+        """Return the plan at this place, with its gap to the fastest that a budget allows, or its own peak."""
+        choice = self.entries[place]
+        if not choice.recomputed and not choice.offloading.values:
+            return _plan_of(self._known, choice, budget_bytes, 0.0)
+        known, exploration = self._known, self.exploration
+        # Whatever is counted within that takes no more than this.
+        bound_bytes = (known.peak_bytes(choice) if budget_bytes is None else budget_bytes) - known.margin_bytes
+        if exploration.is_exact and not self._host_bytes:
+            least = next(entry for entry in exploration.frontier if entry.peak_bytes <= bound_bytes).added_seconds
+        else:
+            step = known.step
+            if self._host_bytes:
+                bound_bytes += most_offloaded_bytes(step, choice.added_seconds, self._host_bytes)
+            # Also at the peak of the next faster plan, which did not fit.
+            both = {choice, self.entries[max(place - 1, 0)]}
+            peaks = {known.simulation(each.recomputed, each.offloading).peak_op_index for each in both}
+            least = step.time.at_least(exploration.bound.seconds(bound_bytes, peaks | exploration.likely_peaks))
+        return _plan_of(known, choice, budget_bytes, max(choice.added_seconds - least, 0.0))
 
 
-def _first_within(known: KnownStep, entries: Sequence[Candidate], budget_bytes: int) -> int | None:
-    """Return the place of the first, and so fastest, plan whose peak is within the budget, as it is counted."""
-    # Nothing is counted as less than its buffers take, but for the plain step, which is counted as it was measured.
-    possible = (i for i, entry in enumerate(entries) if entry.peak_bytes <= budget_bytes or i == 0)
-    return next((i for i in possible if known.peak_bytes(entries[i]) <= budget_bytes), None)
-
-
-def _smallest(known: KnownStep, entries: Sequence[Candidate]) -> Candidate:
-    """Return the plan of the smallest peak, as it is counted; of equal ones the fastest."""
-    # The first may be the plain step, which may have measured less than its buffers take.
-    smallest = min(entries[0], entries[-1], key=known.peak_bytes)
-    for entry in reversed(entries):
-        if entry.peak_bytes > known.peak_bytes(smallest):
-            break
-        if known.peak_bytes(entry) <= known.peak_bytes(smallest):
-            smallest = entry
-    return smallest
-
-
-class _Origin(NamedTuple):
-    """Where a plan was chosen from; ``missed`` is the next faster candidate, which did not fit."""
-
-    exploration: Exploration
-    missed: Candidate
-    host_budget_bytes: int
-
-
-def _gap_seconds(known: KnownStep, choice: Candidate, budget_bytes: int | None, origin: _Origin) -> float:
-    """Return how much faster than the chosen plan another could be at most."""
-    step, exploration = known.step, origin.exploration
+def _plan_of(known: KnownStep, choice: Candidate, budget_bytes: int | None, gap_seconds: float) -> Plan:
+    step, profile = known.step, known.step.profile
     simulation = known.simulation(choice.recomputed, choice.offloading)
-    if not choice.recomputed and not choice.offloading.values:
-        return 0.0
-    # Whatever is counted within that takes no more than this.
-    bound_bytes = (known.peak_bytes(choice) if budget_bytes is None else budget_bytes) - known.margin_bytes
-    if origin.host_budget_bytes:
-        bound_bytes += most_offloaded_bytes(step, simulation.added_seconds, origin.host_budget_bytes)
-    elif exploration.is_exact:
-        fastest = next(entry for entry in exploration.frontier if entry.peak_bytes <= bound_bytes)
-        return max(simulation.added_seconds - fastest.added_seconds, 0.0)
-    missed = known.simulation(origin.missed.recomputed, origin.missed.offloading)
-    times = {simulation.peak_op_index, missed.peak_op_index, *exploration.likely_peaks}
-    least = exploration.bound.seconds(bound_bytes, times)
-    return max(simulation.added_seconds - step.time.at_least(least), 0.0)
-
-
-def _plan_of(known: KnownStep, choice: Candidate, *, budget_bytes: int | None, origin: _Origin | None = None) -> Plan:
-    """Return the plan for a choice."""
-    step = known.step
-    profile = step.profile
-    simulation = known.simulation(choice.recomputed, choice.offloading)
-    gap_seconds = simulation.added_seconds if origin is None else _gap_seconds(known, choice, budget_bytes, origin)
     decision_of = dict.fromkeys(choice.recomputed, Decision.RECOMPUTE)
     decision_of |= dict.fromkeys(choice.offloading.values, Decision.OFFLOAD)
     step_seconds = profile.step_seconds or 1.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from memfit.errors import InvalidParameterError
-from memfit.graph.names import NO_GRADIENTS, ValueName
+from memfit.graph.names import NO_GRADIENTS, ValueName, path_and_ancestors
 
 
 def select(selector: str, names: Collection[ValueName]) -> list[ValueName]:
@@ -30,24 +30,17 @@ def select(selector: str, names: Collection[ValueName]) -> list[ValueName]:
             or fnmatchcase(name.op.removesuffix(NO_GRADIENTS), op_glob)
             or str(name).endswith(f"::{op_glob}")
         )
-        and any(fnmatchcase(path, module_glob) for path in _path_and_ancestors(name.module))
+        and any(fnmatchcase(path, module_glob) for path in path_and_ancestors(name.module))
     ]
     if not chosen:
         raise InvalidParameterError(_no_match_message(selector, names))
     return chosen
 
 
-def _path_and_ancestors(path: str) -> Iterable[str]:
-    yield path
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
-
-
 def _no_match_message(selector: str, names: Collection[ValueName]) -> str:
     known = sorted({f"{name.module}::{name.op}" for name in names})
     if "::" not in selector:
-        known = sorted({path for name in names for path in _path_and_ancestors(name.module) if path})
+        known = sorted({path for name in names for path in path_and_ancestors(name.module) if path})
     # However far, the nearest show what names look like here; upper and lower case are easily mistaken.
     written_as = {name.lower(): name for name in known}
     near = get_close_matches(selector.lower(), written_as, n=3, cutoff=0.0)

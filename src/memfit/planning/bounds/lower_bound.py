@@ -84,9 +84,10 @@ class LowerBound:
         always_bytes, num_bytes = _fixed_bytes(self._step, time), self._bytes
         cuts = hull(
             lambda price: graph.cut(price * num_bytes),
+            lambda cut: cut.seconds,
             lambda cut: float(num_bytes[list(cut.held)].sum()),
             graph.highest_price,
-            most_cuts=_MOST_LINES_PER_TIME,
+            _MOST_LINES_PER_TIME,
         )
         return [Line(cut.bound + price * always_bytes, -price) for price, cut in cuts]
 

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
+from memfit.graph.names import path_and_ancestors
 from memfit.planning.candidates.pool import Candidate, Pool, spread
 from memfit.planning.step.block_values import BlockValues
-from memfit.planning.step.recording import path_and_ancestors
 
 # How many plans a step of one op could pay for.
 _EFFORT_OPS = 830_000

@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -198,17 +198,16 @@ def maximum_flow_from(graph: csr_array) -> tuple[float, npt.NDArray[np.bool_]]:
     return float(result.flow_value), is_reached
 
 
-class _HasSeconds(Protocol):
-    @property
-    def seconds(self) -> float: ...
-
-
-_Corner = TypeVar("_Corner", bound=_HasSeconds)
+_Cut = TypeVar("_Cut")
 
 
 def hull(
-    cut_at: Callable[[float], _Corner], bytes_of: Callable[[_Corner], float], highest_price: float, *, most_cuts: int
-) -> Iterator[tuple[float, _Corner]]:
+    cut_at: Callable[[float], _Cut],
+    seconds_of: Callable[[_Cut], float],
+    bytes_of: Callable[[_Cut], float],
+    highest_price: float,
+    most_cuts: int,
+) -> Iterator[tuple[float, _Cut]]:
     """Yield at most ``most_cuts`` prices per byte and their cuts: corners of the lower hull of seconds against bytes.
 
     It splits first where neighbours differ most in seconds.
@@ -217,16 +216,17 @@ def hull(
     yield 0.0, first
     yield highest_price, last
     num_cuts = 2
-    pending = [(first.seconds - last.seconds, num_cuts, first, last)]
+    pending = [(seconds_of(first) - seconds_of(last), num_cuts, first, last)]
     while pending and num_cuts < most_cuts:
         _, _, low, high = heapq.heappop(pending)
-        if high.seconds <= low.seconds or bytes_of(low) <= bytes_of(high):
+        if seconds_of(high) <= seconds_of(low) or bytes_of(low) <= bytes_of(high):
             continue
-        price = (high.seconds - low.seconds) / (bytes_of(low) - bytes_of(high))
+        price = (seconds_of(high) - seconds_of(low)) / (bytes_of(low) - bytes_of(high))
         middle = cut_at(price)
         num_cuts += 1
         yield price, middle
-        # Above a billionth below the chord it is the rounding of prices, not another corner.
-        if middle.seconds + price * bytes_of(middle) < (low.seconds + price * bytes_of(low)) * (1 - 1e-9):
-            heapq.heappush(pending, (low.seconds - middle.seconds, 2 * num_cuts, low, middle))
-            heapq.heappush(pending, (middle.seconds - high.seconds, 2 * num_cuts + 1, middle, high))
+        # Less than a billionth below the chord, it is the rounding of prices, not another corner.
+        chord = seconds_of(low) + price * bytes_of(low)
+        if seconds_of(middle) + price * bytes_of(middle) < chord * (1 - 1e-9):
+            for number, (left, right) in enumerate(((low, middle), (middle, high))):
+                heapq.heappush(pending, (seconds_of(left) - seconds_of(right), 2 * num_cuts + number, left, right))

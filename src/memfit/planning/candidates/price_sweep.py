@@ -54,4 +54,6 @@ def _swept(
             return float(weighted[list(cut.held)].sum())
 
         num_cuts = min(max(effort_ops // max(step.num_ops, 1), _FEWEST_CUTS), _MOST_CUTS)
-        yield from (cut.recomputed for _, cut in hull(cut_at, bytes_of, graph.highest_price, most_cuts=num_cuts))
+        yield from (
+            cut.recomputed for _, cut in hull(cut_at, lambda cut: cut.seconds, bytes_of, graph.highest_price, num_cuts)
+        )

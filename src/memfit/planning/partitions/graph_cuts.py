@@ -58,11 +58,6 @@ class GraphCut:
     saved_bytes: int
     cost: float
 
-    @property
-    def seconds(self) -> float:
-        """The cost, in whatever unit it has."""
-        return self.cost
-
 
 class ForwardGraph:
     """The values of a block's forward graph, each after its inputs."""
@@ -99,13 +94,7 @@ class ForwardGraph:
         is_reached = maximum_flow_from(csr_array((capacities, (starts, ends)), shape=shape))[1].tolist()
         saved = [place for place, node in needed_node.items() if is_reached[node] and not is_reached[node + 1]]
         recomputed = [place for place, node in needed_node.items() if is_reached[node + 1]]
-        return GraphCut(
-            price,
-            tuple(saved),
-            tuple(recomputed),
-            sum(self.values[place].num_bytes for place in saved),
-            sum(self.values[place].cost for place in recomputed),
-        )
+        return self._choice(price, saved, recomputed)
 
     def saving(self, names: Collection[str]) -> GraphCut | None:
         """Return the choice that saves the values called ``names``, and whatever else cannot be recomputed.
@@ -129,13 +118,12 @@ class ForwardGraph:
                 stack.extend(value.inputs)
             else:
                 return None
-        return GraphCut(
-            0.0,
-            tuple(sorted(saved)),
-            tuple(sorted(recomputed)),
-            sum(self.values[place].num_bytes for place in saved),
-            sum(self.values[place].cost for place in recomputed),
-        )
+        return self._choice(0.0, sorted(saved), sorted(recomputed))
+
+    def _choice(self, price: float, saved: Sequence[int], recomputed: Sequence[int]) -> GraphCut:
+        saved_bytes = sum(self.values[place].num_bytes for place in saved)
+        cost = sum(self.values[place].cost for place in recomputed)
+        return GraphCut(price, tuple(saved), tuple(recomputed), saved_bytes, cost)
 
     def names_of(self, places: Iterable[int]) -> tuple[str, ...]:
         """Return the names of the values at ``places``, sorted."""
@@ -143,8 +131,10 @@ class ForwardGraph:
 
     def hull(self) -> list[GraphCut]:
         """Return choices on the lower convex hull of cost against bytes, the most bytes first."""
-        cuts = [cut for _, cut in hull(self.cut, lambda cut: cut.saved_bytes, math.inf, most_cuts=_MOST_CUTS)]
-        # Of equal bytes, the one found at the lowest price.
+        cuts = [
+            cut for _, cut in hull(self.cut, lambda cut: cut.cost, lambda cut: cut.saved_bytes, math.inf, _MOST_CUTS)
+        ]
+        # Of equal bytes, the one that was found first.
         found = {cut.saved_bytes: cut for cut in reversed(cuts)}
         return [found[saved_bytes] for saved_bytes in sorted(found, reverse=True)]
 

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from memfit.graph.model_profile import Phase
+from memfit.graph.names import path_and_ancestors
 from memfit.planning.step import Step
-from memfit.planning.step.recording import path_and_ancestors
 
 # Outputs this many times smaller than the largest output of their op (means, log-sum-exps) are not worth a replay.
 STATISTICS_RATIO = 8
 
 
 class BlockValues:
-    """The values made in each block of a step, told apart by whether they leave it."""
+    """The values made in each block of a step, and those of them that leave it."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
         ops = step.profile.ops
         number_of_path = {block.path: number for number, block in enumerate(step.profile.blocks)}
-        blocks_of_module: dict[str, frozenset[int]] = {}
 
+        @cache
         def blocks_of(module: str | None) -> frozenset[int]:
-            if module is None:
-                return frozenset()
-            if module not in blocks_of_module:
-                paths = path_and_ancestors(module)
-                blocks_of_module[module] = frozenset(number_of_path[path] for path in paths if path in number_of_path)
-            return blocks_of_module[module]
+            paths = () if module is None else path_and_ancestors(module)
+            return frozenset(number_of_path[path] for path in paths if path in number_of_path)
 
         self._made: list[list[int]] = [[] for _ in step.profile.blocks]
         self._leaving: list[set[int]] = [set() for _ in step.profile.blocks]
@@ -37,7 +34,7 @@ class BlockValues:
             for number in blocks_of_value[value]:
                 self._made[number].append(value)
         for op in ops:
-            # The backward pass reads what autograd saved, wherever it was made: only the forward pass tells.
+            # The backward pass reads what autograd saved, wherever it was made, so that only the forward pass counts.
             if op.phase is Phase.FORWARD:
                 here = blocks_of(op.module)
                 for value in op.inputs:
@@ -59,10 +56,6 @@ class BlockValues:
             for value in self._made[number]
             if value not in self._leaving[number] and not is_statistic(self._step, value)
         }
-
-    def leaving_from(self, number: int) -> set[int]:
-        """Return the values made in this block that others read."""
-        return self._leaving[number]
 
     def leaving(self) -> set[int]:
         """Return the values that leave the block in which they were made."""

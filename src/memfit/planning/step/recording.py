@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfit.graph.model_profile import HostCosts, ModelProfile, Phase
+from memfit.graph.names import path_and_ancestors
 from memfit.planning.step.ragged import Ints, Ragged
 from memfit.planning.step.seconds import Seconds
 
@@ -98,13 +99,10 @@ class Recording:
             ]
         )
         self._num_saved_after = np.bincount(self._saved_after.items)
-        num_ops, num_saves = ([0] * len(tree.paths) for _ in range(2))
-        for (module, _), num_calls in calls_of.items():
-            num_ops[tree.nearest(module)] += num_calls
-        for node in self._saving_nodes.items.tolist():
-            if node >= 0:
-                num_saves[node] += 1
-        self._num_ops, self._num_saves = np.array(num_ops), np.array(num_saves)
+        forward = [node for node, op in zip(node_of_op, ops, strict=True) if op.phase is Phase.FORWARD and node >= 0]
+        saving, num_nodes = self._saving_nodes.items, len(tree.paths)
+        self._num_ops = np.bincount(np.array(forward, dtype=np.int64), minlength=num_nodes)
+        self._num_saves = np.bincount(saving[saving >= 0], minlength=num_nodes)
         self._recording = _Cover(tree, entry_costs, self._num_ops * costs.recorded_op)
         self._hooking = _Cover(tree, entry_costs, self._num_saves * costs.hooked_save)
 
@@ -113,14 +111,11 @@ class Recording:
         values, tree = self._array(dropped), self._tree
         recorded, hooked = self._recorded_nodes(values), self._saved_nodes(values)
         if self._costs.hooks_only_dropped_saves:
-            chosen = self._recording.cheapest(recorded | self._worth_recording(values))[1]
-            hooking = [
-                next((node for node in tree.around(at) if node in chosen), at) for at in np.flatnonzero(hooked).tolist()
-            ]
-            hooked_nodes = tree.outermost(hooking)
+            chosen = self._recording.cheapest(recorded | self._worth_recording(values))
+            saving = np.flatnonzero(hooked).tolist()
+            hooked_nodes = tree.outermost(next((n for n in tree.around(at) if n in chosen), at) for at in saving)
         else:
-            chosen = self._recording.cheapest(recorded)[1]
-            hooked_nodes = self._hooking.cheapest(hooked)[1]
+            chosen, hooked_nodes = self._recording.cheapest(recorded), self._hooking.cheapest(hooked)
         # Where a block is skipped, its calls must not be missing among those of the module around it.
         blocks = tree.outermost(tree.nearest(path) for path in self._blocks)
         inside = {block for block in blocks if not chosen.isdisjoint(tree.around(block))}
@@ -225,10 +220,9 @@ class _Cover:
         """Return the least cost of modules that contain all ``needed`` ones."""
         return self._decided(needed)[0]
 
-    def cheapest(self, needed: Mask) -> tuple[float, set[int]]:
-        """Return the cost and the modules."""
-        cost, is_whole = self._decided(needed)
-        return cost, self._tree.outermost(np.flatnonzero(is_whole).tolist())
+    def cheapest(self, needed: Mask) -> set[int]:
+        """Return these modules."""
+        return self._tree.outermost(np.flatnonzero(self._decided(needed)[1]).tolist())
 
     def _decided(self, needed: Mask) -> tuple[float, Mask]:
         """Return the least cost, and which modules are cheaper as a whole than in parts."""
@@ -239,11 +233,3 @@ class _Cover:
             np.add.at(cost_of_parts, self._parents[nodes], np.where(is_whole[nodes], whole, parts))
         is_whole[0] |= 0 < cost_of_parts[0] >= self._cost_of_whole[0]
         return float(self._cost_of_whole[0] if is_whole[0] else cost_of_parts[0]), is_whole
-
-
-def path_and_ancestors(path: str) -> Iterator[str]:
-    """Yield the module path and those of the modules around it, the root's empty one last."""
-    yield path
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
