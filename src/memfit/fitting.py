@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from memfit.budgets import BudgetLike, HostBudgetLike, checked_budget, checked_host_budget
 from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, StepFunction
 from memfit.capture.training_step import TrainingStep
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError, VerificationError
@@ -19,7 +20,6 @@ from memfit.graph.compiled_data.compiled_blocks import CompiledProfile
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Verification
-from memfit.planning.budgets import BudgetLike, HostBudgetLike, checked_budget, checked_host_budget
 from memfit.planning.planner import plan as plan_step
 from memfit.profiling import profile_of_step, with_compiled_blocks
 from memfit.profiling import refuse_unfit as refuse_unfit_to_profile

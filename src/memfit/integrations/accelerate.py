@@ -7,11 +7,11 @@ from typing import Any, Literal
 from accelerate import Accelerator
 from torch import nn
 
+from memfit.budgets import BudgetLike, HostBudgetLike
 from memfit.capture.step_arguments import Loss
 from memfit.capture.training_step import checked_loss, default_loss, forward
 from memfit.fitted import Fitted
 from memfit.fitting import fit
-from memfit.planning.budgets import BudgetLike, HostBudgetLike
 from memfit.progress import Progress
 
 # With two micro-batches, the gradients of the first exist while the second one runs, as in all that follow.

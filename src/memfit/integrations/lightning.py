@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
+from memfit.budgets import BudgetLike, HostBudgetLike
 from memfit.fitted import Fitted
 from memfit.integrations.loader_batches import fit_sizes, smallest_and_largest
-from memfit.planning.budgets import BudgetLike, HostBudgetLike
 
 # Numbers on the device: the losses that the loop keeps, and what training_step logs.
 _MOST_LOGGED = 16

@@ -11,10 +11,10 @@ import torch
 from torch.utils._pytree import tree_map
 from transformers import Trainer, TrainerCallback
 
+from memfit.budgets import BudgetLike, HostBudgetLike
 from memfit.errors import InvalidParameterError
 from memfit.fitted import Fitted
 from memfit.integrations.loader_batches import fit_sizes, smallest_and_largest
-from memfit.planning.budgets import BudgetLike, HostBudgetLike
 
 # With two micro-batches, the gradients of the first exist while the second one runs, as in all that follow.
 _MOST_MICRO_BATCHES = 2

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import Replay
 from memfit.graph.names import ValueName, parse_value_name
-from memfit.planning.selectors import select
+from memfit.graph.selectors import select
 from memfit.planning.step import Step
 from memfit.planning.step.block_values import is_statistic
 from memfit.validation import shown

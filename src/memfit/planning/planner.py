@@ -5,18 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Set
 
-from memfit.errors import InvalidParameterError
-from memfit.graph.model_profile import ModelProfile
-from memfit.graph.plan import Decision, FrontierPoint, Plan
-from memfit.layers.checkpoint_plan import build_checkpoint_plan
-from memfit.layers.strategies import LayerStrategy, NoCheckpointing
-from memfit.planning.budgets import (
+from memfit.budgets import (
     BudgetLike,
     HostBudgetLike,
     budget_in_bytes,
     checked_host_budget,
     host_budget_in_bytes,
 )
+from memfit.errors import InvalidParameterError
+from memfit.graph.model_profile import ModelProfile
+from memfit.graph.plan import Decision, FrontierPoint, Plan
+from memfit.layers.checkpoint_plan import build_checkpoint_plan
+from memfit.layers.strategies import LayerStrategy, NoCheckpointing
 from memfit.planning.candidates.pool import Candidate
 from memfit.planning.forced import Forced, forced_values
 from memfit.planning.infeasible import infeasible

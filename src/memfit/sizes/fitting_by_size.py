@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from memfit.budgets import HostBudgetLike
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.ranks import Ranks, ranks_of
@@ -16,7 +17,6 @@ from memfit.errors import InvalidParameterError, MemfitError, VerificationError
 from memfit.fitted import Fitted, FittedBySize
 from memfit.graph.model_profile import ModelProfile, Phase
 from memfit.graph.size_plans import SizedPlan, SizePlans
-from memfit.planning.budgets import HostBudgetLike
 from memfit.planning.planner import plan as plan_step
 from memfit.profiling import ProfileMode, profile_of_step
 from memfit.progress import Progress

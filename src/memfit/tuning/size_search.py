@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 
+from memfit.budgets import BudgetLike, HostBudgetLike, budget_in_bytes
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
-from memfit.planning.budgets import BudgetLike, HostBudgetLike, budget_in_bytes
 from memfit.planning.planner import plan as plan_step
 from memfit.profiling import ProfileMode
 from memfit.progress import Progress

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from memfit.budgets import BudgetLike, HostBudgetLike, checked_budget, checked_host_budget
 from memfit.capture.step_arguments import GradientsMode, Loss, StepFunction
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.ranks import ranks_of
@@ -17,7 +18,6 @@ from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitEr
 from memfit.fitted import Fitted
 from memfit.fitting import checked_compile, fit
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.budgets import BudgetLike, HostBudgetLike, checked_budget, checked_host_budget
 from memfit.profiling import ProfileMode, profile_of_step, refuse_unfit
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.applying.forward_wrapping import plans_set_aside

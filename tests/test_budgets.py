@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.planning.model_families import chain
 
+from memfit.budgets import HostBudgetLike, host_budget_in_bytes
 from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import Link, ModelProfile
-from memfit.planning.budgets import HostBudgetLike, host_budget_in_bytes
 
 GIB = 2**30
 
