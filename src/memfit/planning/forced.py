@@ -18,14 +18,18 @@ from memfit.validation import shown
 class Forced(NamedTuple):
     """The indices of values to be saved, and of those to be recomputed where both do not name them."""
 
-    saved: set[int]
-    recomputed: set[int]
+    saved: frozenset[int]
+    recomputed: frozenset[int]
+
+
+NOTHING_FORCED = Forced(frozenset(), frozenset())
 
 
 def forced_values(step: Step, force_save: Iterable[str], force_recompute: Iterable[str]) -> Forced:
     """Return what the selectors name; one that can have no effect is warned of, with the reason."""
     names: dict[ValueName, int] = {parse_value_name(step.profile.values[index].name): index for index in step.plannable}
-    forced = Forced(set(), set())
+    saved: set[int] = set()
+    recomputed: set[int] = set()
     for selector in _selectors("force_recompute", force_recompute):
         chosen = [names[name] for name in select(selector, names)]
         if all(_why_saved(step, index) is not None for index in chosen):
@@ -37,10 +41,10 @@ def forced_values(step: Step, force_save: Iterable[str], force_recompute: Iterab
                 f"({reasons}). Leave it out, or name other values",
                 stacklevel=3,
             )
-        forced.recomputed.update(index for index in chosen if not is_statistic(step, index))
+        recomputed.update(index for index in chosen if not is_statistic(step, index))
     for selector in _selectors("force_save", force_save):
-        forced.saved.update(names[name] for name in select(selector, names))
-    return forced
+        saved.update(names[name] for name in select(selector, names))
+    return Forced(frozenset(saved), frozenset(recomputed))
 
 
 def _why_saved(step: Step, index: int) -> str | None:

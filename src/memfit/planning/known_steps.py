@@ -8,13 +8,15 @@ explores, the others wait for what it finds.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Set
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from threading import Lock, RLock
-from typing import Generic, TypeVar
+from typing import ParamSpec, TypeVar
 
 from memfit.graph.model_profile import ModelProfile
 from memfit.planning.candidates.pool import Candidate
+from memfit.planning.forced import NOTHING_FORCED, Forced
 from memfit.planning.offload.offload_search import with_offloading
 from memfit.planning.search import Exploration, explored
 from memfit.planning.simulate.counted_peaks import CountedPeaks
@@ -22,25 +24,8 @@ from memfit.planning.simulate.simulator import Simulation, simulated
 from memfit.planning.step import Step
 from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
 
-_Key = TypeVar("_Key", bound=Hashable)
+_Arguments = ParamSpec("_Arguments")
 _Found = TypeVar("_Found")
-
-
-class _Memory(Generic[_Key, _Found]):
-    """Results by key; beyond ``most``, the oldest are forgotten."""
-
-    def __init__(self, lock: RLock, most: int) -> None:
-        self._lock, self._most = lock, most
-        self._known: dict[_Key, _Found] = {}
-
-    def found(self, key: _Key, find: Callable[[], _Found]) -> _Found:
-        with self._lock:
-            if key not in self._known:
-                found = find()
-                if len(self._known) >= self._most:
-                    del self._known[next(iter(self._known))]
-                self._known[key] = found
-            return self._known[key]
 
 
 class KnownStep:
@@ -48,45 +33,38 @@ class KnownStep:
 
     def __init__(self, profile: ModelProfile) -> None:
         self.step = Step(profile)
-        self._counted_peaks = CountedPeaks(self.step)
-        lock = RLock()
-        self._explorations: _Memory[tuple[frozenset[int], frozenset[int]], Exploration] = _Memory(lock, 8)
-        self._offloading: _Memory[tuple[Exploration, int], tuple[Candidate, ...]] = _Memory(lock, 8)
-        self._simulations: _Memory[tuple[frozenset[int], Offloading], Simulation] = _Memory(lock, 64)
-        self._peaks: _Memory[Candidate, int] = _Memory(lock, 4_096)
-
-    def exploration(self, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> Exploration:
-        """Return what `explored` finds, which looks once for each pair of forced and kept values."""
-        key = frozenset(forced), frozenset(kept)
-        return self._explorations.found(key, lambda: explored(self.step, forced=key[0], kept=key[1]))
-
-    def frontier(
-        self, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset(), host_budget_bytes: int = 0
-    ) -> tuple[Candidate, ...]:
-        """Return the plans to choose from, fastest first: those of the exploration, and such that also offload."""
-        exploration = self.exploration(forced=forced, kept=kept)
-        if not host_budget_bytes:
-            return exploration.frontier
-        return self._offloading.found(
-            (exploration, host_budget_bytes),
-            lambda: with_offloading(
-                self.step, exploration.frontier, host_budget_bytes, forced=frozenset(forced), kept=frozenset(kept)
-            ),
-        )
-
-    def simulation(self, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> Simulation:
-        """Return the simulation of a plan."""
-        key = frozenset(recomputed), offloading
-        return self._simulations.found(key, lambda: simulated(self.step, *key))
-
-    def peak_bytes(self, plan: Candidate) -> int:
-        """Return the peak of a plan as the device's allocator counts it."""
-        return self._peaks.found(plan, lambda: self._counted_peaks.peak_bytes(plan))
-
-    @property
-    def margin_bytes(self) -> int:
+        counted_peaks = CountedPeaks(self.step)
+        self.margin_bytes = counted_peaks.margin_bytes
         """How much more than its buffers take is counted at least for every plan but the plain step."""
-        return self._counted_peaks.margin_bytes
+        lock = RLock()
+        self.exploration = _remembered(lock, 8, self._explored)
+        self.frontier = _remembered(lock, 8, self._frontier)
+        self.simulation = _remembered(lock, 64, self._simulated)
+        self.peak_bytes = _remembered(lock, 4_096, counted_peaks.peak_bytes)
+
+    def _explored(self, forced: Forced = NOTHING_FORCED) -> Exploration:
+        return explored(self.step, forced=forced.recomputed, kept=forced.saved)
+
+    def _frontier(self, forced: Forced, host_budget_bytes: int) -> tuple[Candidate, ...]:
+        """Return the plans to choose from, fastest first: those of the exploration, and such that also offload."""
+        frontier = self.exploration(forced).frontier
+        if not host_budget_bytes:
+            return frontier
+        return with_offloading(self.step, frontier, host_budget_bytes, forced=forced.recomputed, kept=forced.saved)
+
+    def _simulated(self, recomputed: frozenset[int], offloading: Offloading = NOTHING_OFFLOADED) -> Simulation:
+        return simulated(self.step, recomputed, offloading)
+
+
+def _remembered(lock: RLock, most: int, find: Callable[_Arguments, _Found]) -> Callable[_Arguments, _Found]:
+    """Return ``find`` such that it finds each result once, as long as it is among the last ``most``."""
+    cached = lru_cache(most)(find)
+
+    def found(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Found:
+        with lock:
+            return cached(*arguments, **keywords)  # type: ignore[arg-type]
+
+    return found
 
 
 _known: dict[int, KnownStep] = {}

@@ -18,7 +18,7 @@ from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.layers.checkpoint_plan import build_checkpoint_plan
 from memfit.layers.strategies import LayerStrategy, NoCheckpointing
 from memfit.planning.candidates.pool import Candidate
-from memfit.planning.forced import Forced, forced_values
+from memfit.planning.forced import NOTHING_FORCED, Forced, forced_values
 from memfit.planning.infeasible import infeasible
 from memfit.planning.known_steps import KnownStep, known_step
 from memfit.planning.offload.offloadable import host_bytes_of, most_offloaded_bytes
@@ -101,7 +101,7 @@ def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudget
     if profile.compiled is not None and profile.compiled.kinds:
         return frontier_of_compiled(profile, num_points, host_budget_in_bytes(host_budget, profile))
     known = known_step(profile)
-    choices = _Choices(known, Forced(set(), set()), host_budget_in_bytes(host_budget, profile))
+    choices = _Choices(known, NOTHING_FORCED, host_budget_in_bytes(host_budget, profile))
     high, low = known.peak_bytes(choices.entries[0]), known.peak_bytes(choices.smallest())
     budgets = [high - (high - low) * k // max(num_points - 1, 1) for k in range(num_points)]
     places = {choices.first_within(budget_bytes) for budget_bytes in budgets}
@@ -117,9 +117,9 @@ def plan_recomputing(profile: ModelProfile, chosen: Callable[[Step], Set[int]]) 
 
 
 def _judged_candidate(known: KnownStep, recomputed: Set[int]) -> Candidate:
-    simulation = known.simulation(recomputed)
-    seconds = simulation.recompute_seconds, simulation.added_seconds
-    return Candidate(frozenset(recomputed), simulation.peak_bytes, *seconds)
+    chosen = frozenset(recomputed)
+    simulation = known.simulation(chosen)
+    return Candidate(chosen, simulation.peak_bytes, simulation.recompute_seconds, simulation.added_seconds)
 
 
 class _Choices:
@@ -127,8 +127,8 @@ class _Choices:
 
     def __init__(self, known: KnownStep, forced: Forced, host_bytes: int) -> None:
         self._known, self._host_bytes = known, host_bytes
-        self.exploration = known.exploration(forced=forced.recomputed, kept=forced.saved)
-        entries = known.frontier(forced=forced.recomputed, kept=forced.saved, host_budget_bytes=host_bytes)
+        self.exploration = known.exploration(forced)
+        entries = known.frontier(forced, host_bytes)
         # Where plans are counted with a margin, the plain step, which is not, may be the smallest after all.
         plain = _judged_candidate(known, frozenset())
         is_left_out = known.margin_bytes > 0 and not forced.recomputed and entries[0].peak_bytes < plain.peak_bytes

@@ -176,7 +176,7 @@ class _Search:
         if self._step.time.launches_may_matter:
             # Each value takes the host as long, whatever its size: only large ones may be sent, too.
             kinds += [(size, False, size) for size in sorted({of_half_the_bytes, sizes[-1]}) if size > in_the_middle]
-        return [_Way(start, multiple * size, *kind) for multiple in _WINDOWS for size, *kind in kinds]
+        return [_Way(start, multiple * size, wait, least) for multiple in _WINDOWS for size, wait, least in kinds]
 
     def _send_until(self, peak_bytes: int, way: _Way) -> float:
         """Find the fewest values that are enough, for more of them hardly ever take more memory; return what it adds.

@@ -12,13 +12,11 @@ States that hold more and take longer than another are dropped. The result is th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from memfit.graph.compiled_data.compiled_blocks import (
-    CompiledBlock,
     CompiledProfile,
     MeasuredPartition,
     SegmentKind,
@@ -56,9 +54,9 @@ class PartitionMix:
         seconds = np.zeros(1)
         steps: list[tuple[np.ndarray, np.ndarray]] = []
         for place, block in enumerate(self._blocks):
-            parts = [self._feasible(place, each, held, budget_bytes) for each in block.measured]
-            states = np.concatenate([np.flatnonzero(part) for part in parts])
-            menu = np.concatenate([np.full(int(part.sum()), number) for number, part in enumerate(parts)])
+            # What may be held before the block with each entry of its menu.
+            most_held = [budget_bytes - self._peak_at(place, each, 0) for each in block.measured]
+            menu, states = np.nonzero(held <= np.array(most_held)[:, None])
             if not len(states):
                 return None
             held_by = np.array([each.held_bytes for each in block.measured], dtype=np.int64)
@@ -89,7 +87,7 @@ class PartitionMix:
 
     def least_peak_bytes(self) -> int:
         """Return the smallest peak of any choice."""
-        low, high = 0, self.peak_bytes(self._leanest())
+        low, high = 0, self.peak_bytes((0,) * len(self._blocks))
         while low < high:
             middle = (low + high) // 2
             if self._fits(middle):
@@ -97,12 +95,6 @@ class PartitionMix:
             else:
                 low = middle + 1
         return high
-
-    def _leanest(self) -> Choice:
-        return tuple(
-            min(range(len(block.measured)), key=lambda number: block.measured[number].held_bytes)
-            for block in self._blocks
-        )
 
     def _fits(self, budget_bytes: int) -> bool:
         """Whether any choice fits: holding less before a block is never worse after it."""
@@ -124,10 +116,6 @@ class PartitionMix:
             self._bases.outside[place + 1] + after,
         )
 
-    def _feasible(self, place: int, measured: MeasuredPartition, held: np.ndarray, budget_bytes: int) -> np.ndarray:
-        most_held = budget_bytes - self._peak_at(place, measured, 0)
-        return np.asarray(held <= most_held)
-
 
 def _bases_of(profile: CompiledProfile) -> _Bases:
     num_blocks = len(profile.blocks)
@@ -140,20 +128,15 @@ def _bases_of(profile: CompiledProfile) -> _Bases:
             backward[block] = max(backward[block], base)
         else:
             # Other blocks run while this one holds what it saved: then its largest partition counts.
-            base += _most_above(profile.blocks, segment.block, segment.kind)
+            above = profile.blocks[block].measured if block is not None else ()
+            is_forward = segment.kind is SegmentKind.FORWARD
+            base += max((each.forward_bytes if is_forward else each.backward_bytes for each in above), default=0)
             outside[segment.num_held] = max(outside[segment.num_held], base)
     return _Bases(tuple(forward), tuple(backward), tuple(outside))
 
 
-def _most_above(blocks: Sequence[CompiledBlock], block: int | None, kind: SegmentKind) -> int:
-    if block is None:
-        return 0
-    is_forward = kind is SegmentKind.FORWARD
-    return max(each.forward_bytes if is_forward else each.backward_bytes for each in blocks[block].measured)
-
-
 def _undominated(held: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Return the places of the states that no other one beats in both, the smallest first."""
+    """Return the places of the states that no other one dominates, the smallest first."""
     order = np.lexsort((seconds, held))
     fastest = np.minimum.accumulate(seconds[order])
     is_kept = np.ones(len(order), dtype=bool)

@@ -80,10 +80,12 @@ class Recording:
         self._node_of_op: Ints = np.array(node_of_op, dtype=np.int64)
         self._op_of_value: Ints = np.array([-1 if v.op_index is None else v.op_index for v in values], dtype=np.int64)
         self._inputs = Ragged([op.inputs for op in ops])
-        writes = [(op.module, (*op.rewrites, *op.hidden_writes)) for op in ops if op.phase is Phase.FORWARD]
-        writes = [(module, written) for module, written in writes if module is not None and written]
+        writing = [op for op in ops if op.phase is Phase.FORWARD and (op.rewrites or op.hidden_writes)]
+        writes = [
+            (tree.nearest(op.module), (*op.rewrites, *op.hidden_writes)) for op in writing if op.module is not None
+        ]
         self._written = Ragged([written for _, written in writes])
-        self._node_of_write: Ints = np.array([tree.nearest(module) for module, _ in writes], dtype=np.int64)
+        self._node_of_write: Ints = np.array([node for node, _ in writes], dtype=np.int64)
         known_saves = [[save.op_index for save in value.saves if save.op_index is not None] for value in values]
         self._saving_ops = Ragged(known_saves)
         self._num_saved_by = np.bincount(self._saving_ops.items, minlength=len(ops))
@@ -209,9 +211,9 @@ class _ModuleTree:
 class _Cover:
     """Finds the modules that contain given ones, at the least cost of entering them and of what happens in them."""
 
-    def __init__(self, tree: _ModuleTree, entry_costs: list[float], own_costs: npt.NDArray[np.float64]) -> None:
+    def __init__(self, tree: _ModuleTree, entry_costs: list[float], own_costs: npt.NDArray[np.floating]) -> None:
         self._tree, self._parents = tree, np.array(tree.parents)
-        self._cost_of_whole = own_costs.astype(np.float64)
+        self._cost_of_whole: npt.NDArray[np.float64] = own_costs.astype(np.float64)
         for nodes in tree.levels:
             np.add.at(self._cost_of_whole, self._parents[nodes], self._cost_of_whole[nodes])
         self._cost_of_whole += entry_costs

@@ -28,8 +28,7 @@ class Step:
     happen in the order of the ops they precede; ``read_times`` turns a rank back into an op index.
     ``natural_end_of_storage`` is until when a storage lives under every plan.
     ``has_met_allocator`` says that the step ran on a device whose allocator counts more than these bytes.
-    ``content_end_of_value`` is the last op during which the value is what its storage holds and the engine still
-    listens.
+    ``content_end_of_value`` is the last op during which the value is what its storage holds and the engine records.
     """
 
     def __init__(self, profile: ModelProfile) -> None:
@@ -45,24 +44,17 @@ class Step:
         self.value_bytes = [value.num_bytes for value in values]
         self.value_op = [-1 if value.op_index is None else value.op_index for value in values]
         self.value_storage = [value.storage for value in values]
-        # What the loss saves is kept by autograd, whatever a plan says: the engine listens inside the model only.
-        heard = [tuple(save for save in value.saves if self._is_heard(save)) for value in values]
-        self.saves_of_value = heard
-        self.last_release_of_value = [max((save.released_after for save in saves), default=-1) for saves in heard]
-        self.kept_until_of_value = [
-            max((save.released_after for save in value.saves if not self._is_heard(save)), default=-1)
-            for value in values
-        ]
-        reads = sorted(
-            (save.read_before, save.read_place, index) for index, saves in enumerate(heard) for save in saves
-        )
+        # What the loss saves is kept by autograd, whatever a plan says: the engine records inside the model only.
+        saves = [tuple(save for save in value.saves if self._is_in_model(save)) for value in values]
+        self.saves_of_value = saves
+        self.last_release_of_value = [max((save.released_after for save in each), default=-1) for each in saves]
+        reads = sorted((save.read_before, save.read_place, index) for index, each in enumerate(saves) for save in each)
         self.read_times = [time for time, _, _ in reads]
         self.read_rank_of_value = [NEVER] * len(values)
         for rank in range(len(reads) - 1, -1, -1):
             time, _, value = reads[rank]
             if time < self.num_ops:
                 self.read_rank_of_value[value] = rank
-        self.num_saves_of_value = [len(saves) for saves in heard]
         self._index_storages()
         self._index_writes()
         self._index_arrays()
@@ -80,14 +72,14 @@ class Step:
             self.storage_bytes[storage] = max(self.storage_bytes[storage], self.value_bytes[index])
             self.storage_start[storage] = min(self.storage_start[storage], self.value_op[index])
             natural_end = self.num_ops if value.dies_after is None else max(value.dies_after, self.value_op[index])
-            natural_end = max(natural_end, self.kept_until_of_value[index])
-            self.natural_end_of_storage[storage] = max(self.natural_end_of_storage[storage], natural_end)
+            kept_until = [save.released_after for save in value.saves if not self._is_in_model(save)]
+            self.natural_end_of_storage[storage] = max(self.natural_end_of_storage[storage], natural_end, *kept_until)
         self.resident_bytes = sum(
             num_bytes for num_bytes, start in zip(self.storage_bytes, self.storage_start, strict=True) if start < 0
         )
 
     def _index_writes(self) -> None:
-        """Note who writes over what, and until when the engine remembers the recipe of what lies in a storage."""
+        """Note which op writes over what, and until when a replay record is kept for what a storage holds."""
         ops, values = self.profile.ops, self.profile.values
         self.close_time = max((i for i, op in enumerate(ops) if op.module is not None), default=-1)
         self.overwritten_at = [NEVER] * len(values)
@@ -112,7 +104,7 @@ class Step:
             return np.array(numbers, dtype=np.int64)
 
         self.inputs, self.outputs = Ragged(self.op_inputs), Ragged(self.op_outputs)
-        self.reads_at, self.num_saves = array(self.read_times), array(self.num_saves_of_value)
+        self.reads_at, self.num_saves = array(self.read_times), array([len(saves) for saves in self.saves_of_value])
         self.bytes_of_value, self.bytes_of_storage = array(self.value_bytes), array(self.storage_bytes)
         self.storage_of_value, self.natural_ends = array(self.value_storage), array(self.natural_end_of_storage)
         self.releases_at, self.rewritten_at = array(self.last_release_of_value), array(self.overwritten_at)
@@ -141,7 +133,7 @@ class Step:
 
     @cached_property
     def recording(self) -> Recording:
-        """Where the engine must listen for each plan."""
+        """What the engine records for each plan."""
         return Recording(self.profile)
 
     @cached_property
@@ -168,10 +160,10 @@ class Step:
 
     @cached_property
     def may_be_recomputed(self) -> frozenset[int]:
-        """The plannable values that the engine can bring back, given what they were made from."""
-        return frozenset(index for index in self.plannable if self._comes_back(index))
+        """The plannable values that the engine can replay bit-exactly, given what they were made from."""
+        return frozenset(index for index in self.plannable if self._may_be_recomputed(index))
 
-    def _comes_back(self, index: int) -> bool:
+    def _may_be_recomputed(self, index: int) -> bool:
         ops, value = self.profile.ops, self.profile.values[index]
         op = ops[self.value_op[index]]
         if op.replay is not Replay.YES or not value.replays_exactly:
@@ -181,10 +173,10 @@ class Step:
         neighbours = self.values_of_storage[value.storage]
         if any(self.saves_of_value[other] and self.overwritten_at[other] < NEVER for other in neighbours):
             return False
-        # The engine gives a recipe to the first of several tensors that one op writes into.
+        # Of several tensors that one op writes into, the engine makes a replay record for the first.
         return not op.rewrites or index == op.outputs[0]
 
-    def _is_heard(self, save: Save) -> bool:
+    def _is_in_model(self, save: Save) -> bool:
         return save.op_index is None or self.profile.ops[save.op_index].module is not None
 
     def droppable_of(self, may_be_recomputed: Set[int]) -> frozenset[int]:
