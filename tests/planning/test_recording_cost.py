@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memfit.graph.model_profile import HostCosts, Link, ModelProfile, Phase, RecordedOp, RecordedValue, Replay, Save
 from memfit.graph.names import is_within
 from memfit.planning.step import Step
-from memfit.planning.step.recording import Recording
+from memfit.planning.step.recording import RecordingChoice
 from memfit.planning.step.seconds import Seconds
 from memfit.planning.step.step_time import StepTime
 
@@ -75,7 +75,7 @@ def test_no_other_modules_cost_less(modules: list[str], data: st.DataObject) -> 
     profile = profile_of(modules)
     values = st.integers(1, len(modules))
     recomputed = data.draw(st.frozensets(values, min_size=1))
-    chosen = Recording(profile).modules_for(recomputed)
+    chosen = RecordingChoice(profile).modules_for(recomputed)
     recorded = {modules[value - 1] for value in recomputed}
     saving = modules[1:]
     watched = {modules[value] for value in recomputed if value < len(modules)}
@@ -85,7 +85,7 @@ def test_no_other_modules_cost_less(modules: list[str], data: st.DataObject) -> 
     of_watching = cost_of_modules(chosen.hooked_modules, modules, saving, COSTS.hooked_save)
     assert of_recording == cheapest(modules, recorded, modules, COSTS.recorded_op)
     assert of_watching == cheapest(modules, watched, saving, COSTS.hooked_save)
-    cost = Recording(profile).cost_of(recomputed, num_replayed=7)
+    cost = RecordingChoice(profile).cost_of(recomputed, num_replayed=7)
     assert cost.forward == of_recording + of_watching / 2 + COSTS.dropped_op * len(recomputed)
     assert cost.backward == of_watching / 2 + COSTS.replayed_op * 7
 
@@ -98,7 +98,7 @@ def test_where_saves_are_skipped_ops_are_recorded_where_that_is_cheaper(
     host = replace(COSTS, hooks_only_dropped_saves=True, recorded_op=0.5)
     profile = profile_of(modules, host)
     recomputed = data.draw(st.frozensets(st.integers(1, len(modules)), min_size=1))
-    chosen = Recording(profile).modules_for(recomputed)
+    chosen = RecordingChoice(profile).modules_for(recomputed)
     recorded = {modules[value - 1] for value in recomputed}
     watched = {modules[value] for value in recomputed if value < len(modules)}
     for module in watched:
@@ -112,7 +112,7 @@ def test_where_saves_are_skipped_ops_are_recorded_where_that_is_cheaper(
     assert of_recording == cheapest(modules, recorded, modules, host.recorded_op)
     # Each value is saved once, between the op that makes it and the next, and nothing else is saved there.
     of_watching = host.hooked_save * len({value for value in recomputed if value < len(modules)})
-    cost = Recording(profile).cost_of(recomputed, num_replayed=7)
+    cost = RecordingChoice(profile).cost_of(recomputed, num_replayed=7)
     assert cost.forward == of_recording + of_watching / 2 + host.dropped_op * len(recomputed)
     assert cost.backward == of_watching / 2 + host.replayed_op * 7
 
@@ -124,15 +124,18 @@ def test_what_is_saved_at_the_same_moment_is_watched_too() -> None:
     # The op in "b" saves the batch, too, and what it makes.
     batch, first = replace(batch, saves=first.saves), replace(first, saves=(*first.saves, *first.saves))
     profile = replace(profile, values=(batch, first, *others))
-    assert Recording(profile).cost_of({1}, 0).forward == COSTS.hooked_save * 3 / 2
-    assert Recording(profile).cost_of({2}, 0).forward == COSTS.hooked_save / 2
+    assert RecordingChoice(profile).cost_of({1}, 0).forward == COSTS.hooked_save * 3 / 2
+    assert RecordingChoice(profile).cost_of({2}, 0).forward == COSTS.hooked_save / 2
 
 
 def test_a_write_over_what_a_replay_starts_from_is_recorded() -> None:
     modules = ["a", "b", "c"]
-    assert Recording(profile_of(modules)).modules_for({2}).recorded_modules == ("b",)
+    assert RecordingChoice(profile_of(modules)).modules_for({2}).recorded_modules == ("b",)
     # What "a" made is what the replay of "b" starts from, and "c" writes over what "b" made.
-    assert Recording(profile_of(modules, rewriting=frozenset({2}))).modules_for({2}).recorded_modules == ("b", "c")
+    assert RecordingChoice(profile_of(modules, rewriting=frozenset({2}))).modules_for({2}).recorded_modules == (
+        "b",
+        "c",
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ def test_a_write_over_what_a_replay_starts_from_is_recorded() -> None:
 def test_added_seconds_by_hand(forward: float, backward: float, expected: float) -> None:
     host = HostCosts(forward, backward, 4.0, 3.0, 2.0, 2.0, 5.0)
     profile = profile_of(["a", "b", "c", "d"], host)
-    step_time = StepTime(profile, Recording(profile))
+    step_time = StepTime(profile, RecordingChoice(profile))
     assert step_time.launches_may_matter
     assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0) == expected
 
@@ -157,10 +160,10 @@ def test_added_seconds_by_hand(forward: float, backward: float, expected: float)
 def test_a_host_that_offloads_spends_its_time_on_that_too() -> None:
     profile = profile_of(["a", "b", "c", "d"], HostCosts(30.0, 30.0, 4.0, 3.0, 2.0, 2.0, 5.0))
     linked = replace(profile, link=Link(1.0, 1.0, 0.0, 0, host_seconds=6.0))
-    step_time = StepTime(linked, Recording(linked))
+    step_time = StepTime(linked, RecordingChoice(linked))
     # As above, and two values at six seconds; without the link, nobody knows.
     assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0, num_offloaded=2) == 22.0 + 14.0 + 12.0
-    step_time = StepTime(profile, Recording(profile))
+    step_time = StepTime(profile, RecordingChoice(profile))
     assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0, num_offloaded=2) == 22.0 + 14.0
 
 
@@ -178,7 +181,7 @@ def test_the_host_goes_on_while_the_device_waits_for_copies(
 ) -> None:
     # As above: 22 seconds in the forward pass and 14 after it, and the device computes for 4, and for 8 and 2.
     profile = profile_of(["a", "b", "c", "d"], HostCosts(0.0, 0.0, 4.0, 3.0, 2.0, 2.0, 5.0, runs_ahead=runs_ahead))
-    step_time = StepTime(profile, Recording(profile))
+    step_time = StepTime(profile, RecordingChoice(profile))
     without = step_time.added({1, 2}, num_runs=2, replay_seconds=2.0)
     assert without == 36.0 - 12.0
     assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0, waiting=waiting) == without + expected
@@ -196,13 +199,13 @@ def test_a_host_that_runs_ahead_does_not_keep_the_device_waiting_for_the_forward
 ) -> None:
     host = HostCosts(forward, 0.0, 4.0, 3.0, 2.0, 2.0, 5.0, runs_ahead=True)
     profile = profile_of(["a", "b", "c", "d"], host)
-    assert StepTime(profile, Recording(profile)).added({1, 2}, num_runs=2, replay_seconds=2.0) == expected
+    assert StepTime(profile, RecordingChoice(profile)).added({1, 2}, num_runs=2, replay_seconds=2.0) == expected
 
 
 def test_a_device_that_never_waits_is_slowed_by_replays_alone() -> None:
     for host in (None, HostCosts(0.1, 0.1, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3)):
         profile = profile_of(["a", "b", "c", "d"], host)
-        step_time = StepTime(profile, Recording(profile))
+        step_time = StepTime(profile, RecordingChoice(profile))
         assert not step_time.launches_may_matter
         assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0) == 2.0
         assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0, waiting=Seconds(3.0, 4.0)) == 9.0
@@ -212,7 +215,7 @@ def test_a_device_that_never_waits_is_slowed_by_replays_alone() -> None:
 def test_in_a_cuda_graph_plans_add_their_replays_alone() -> None:
     profile = profile_of(["a", "b", "c", "d"], HostCosts(30.0, 30.0, 4.0, 3.0, 2.0, 2.0, 5.0))
     captured = profile.for_cuda_graph()
-    step_time = StepTime(captured, Recording(captured))
+    step_time = StepTime(captured, RecordingChoice(captured))
     assert not step_time.launches_may_matter
     assert step_time.added({1, 2}, num_runs=2, replay_seconds=2.0) == 2.0
     # Its buffers come from the same allocator.
@@ -223,7 +226,7 @@ def test_in_a_cuda_graph_plans_add_their_replays_alone() -> None:
 
 def test_replays_that_fit_into_the_wait_for_launches_add_nothing() -> None:
     profile = profile_of(["a", "b"], HostCosts(30.0, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0))
-    step_time = StepTime(profile, Recording(profile))
+    step_time = StepTime(profile, RecordingChoice(profile))
     assert step_time.added({1}, num_runs=1, replay_seconds=1.0) == 0.0
     # The forward pass takes 30 seconds to launch, so that the backward pass may take 30 on the device, not 4.
     assert step_time.added({1}, num_runs=1, replay_seconds=27.0) == 1.0

@@ -22,7 +22,7 @@ from memfit.graph.plan import Decision, Plan
 from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
 from memfit.planning.step.seconds import Seconds
-from memfit.planning.step.step_time import device_seconds, seconds_in_a_row
+from memfit.planning.step.step_time import back_to_back_seconds, device_seconds
 from memfit.runtime.applying.apply import Applied
 from memfit.runtime.engine.native_tape import engine_name, new_tape
 
@@ -127,7 +127,7 @@ def with_back_to_back_host_costs(profile: ModelProfile) -> ModelProfile:
     if is_device_bound(host, profile.step_seconds):
         return profile
     launching = Seconds(host.forward, host.backward)
-    explained_seconds = seconds_in_a_row(launching, device_seconds(profile.ops), runs_ahead=host.runs_ahead)
+    explained_seconds = back_to_back_seconds(launching, device_seconds(profile.ops), runs_ahead=host.runs_ahead)
     factor = max(profile.step_seconds / explained_seconds, 1.0)
     return replace(profile, host=replace(host, **{name: factor * getattr(host, name) for name in HOST_SECONDS}))
 
@@ -142,8 +142,8 @@ def runs_ahead(profile: ModelProfile, synchronized_seconds: float, *, forward_wa
     if forward_waits:
         return False
     launching, computing = Seconds(profile.host.forward, profile.host.backward), device_seconds(profile.ops)
-    ahead = seconds_in_a_row(launching, computing, runs_ahead=True)
-    waiting = seconds_in_a_row(launching, computing, runs_ahead=False)
+    ahead = back_to_back_seconds(launching, computing, runs_ahead=True)
+    waiting = back_to_back_seconds(launching, computing, runs_ahead=False)
     return (
         waiting <= (1 + _NO_DIFFERENCE) * ahead or synchronized_seconds - profile.step_seconds >= (waiting - ahead) / 2
     )

@@ -57,7 +57,7 @@ def _why_saved(step: Step, index: int) -> str | None:
     if op.replay is not Replay.YES:
         return f"{op.op} cannot be replayed: {op.replay}"
     if not value.replays_exactly:
-        return f"{op.op} gave other bits when it was replayed for a trial"
+        return f"{op.op} did not replay bit-exactly in a trial step"
     return f"{op.op} shares its storage with values that are written apart"
 
 

@@ -66,11 +66,9 @@ def _limits(profile: ModelProfile) -> str:
 def bytes_from_before(profile: ModelProfile) -> Counter[str]:
     """Return the bytes that exist before the step, by kind: weights, optimizer state, batch, gradients."""
     num_bytes: Counter[str] = Counter()
-    seen: set[int] = set()
-    for value in profile.values:
-        if value.op_index is None and value.storage not in seen:
-            seen.add(value.storage)
-            num_bytes[kind_from_before(value.name)] += value.num_bytes
+    # Of several values in one storage, the first.
+    for value in {value.storage: value for value in reversed(profile.values) if value.op_index is None}.values():
+        num_bytes[kind_from_before(value.name)] += value.num_bytes
     return num_bytes
 
 

@@ -20,8 +20,8 @@ from memfit.planning.step import Step
 _RATES = (0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.9, 1.2, 2.0, 4.0)
 # How many rows a step of one op could pay for, for each rate, and the limits to their number.
 _EFFORT_OPS, _FEWEST_ROWS, _MOST_ROWS = 20_000, 6, 12
-# Searches in which one value is held: how many a step of one op could pay for, how many there are, and their rows.
-_EFFORT_OF_HOLDING, _FEWEST_HELD, _MOST_HELD, _ROWS_WHEN_HOLDING = 3_600, 8, 24, 1
+# Searches in which one value is held: how many a step of one op could pay for, and the limits to their number.
+_EFFORT_OF_HOLDING, _FEWEST_HELD, _MOST_HELD = 3_600, 8, 24
 # How much more effort goes into the smallest peak, which is the hardest to find.
 _MORE_EFFORT = 4
 
@@ -35,12 +35,10 @@ def low_peaks(pool: Pool) -> Iterator[frozenset[int]]:
     saved_bytes = frontier[0].peak_bytes - frontier[-1].peak_bytes
     seconds = frontier[-1].added_seconds - frontier[0].added_seconds
     rates = [rate * saved_bytes / max(seconds, 1e-9) for rate in _RATES]
-    yield from beam_search(pool.step, pool.may_be_recomputed, rates=rates, rows_per_rate=_num_rows(num_ops))
-    yield from _with_one_value_held(pool, _EFFORT_OF_HOLDING // num_ops)
-
-
-def _num_rows(num_ops: int) -> int:
-    return min(max(_EFFORT_OPS // num_ops, _FEWEST_ROWS), _MOST_ROWS)
+    num_rows = min(max(_EFFORT_OPS // num_ops, _FEWEST_ROWS), _MOST_ROWS)
+    yield from beam_search(pool.step, pool.may_be_recomputed, rates=rates, rows_per_rate=num_rows)
+    if _EFFORT_OF_HOLDING // num_ops >= _FEWEST_HELD:
+        yield from _with_one_value_held(pool, min(_EFFORT_OF_HOLDING // num_ops, _MOST_HELD))
 
 
 def _with_one_value_held(pool: Pool, num_searches: int) -> Iterator[frozenset[int]]:
@@ -49,13 +47,10 @@ def _with_one_value_held(pool: Pool, num_searches: int) -> Iterator[frozenset[in
     The search decides on early ops last, when it has forgotten the partial plans that would have suited them.
     """
     step, smallest = pool.step, pool.frontier()[-1].recomputed
-    if num_searches < _FEWEST_HELD:
-        return
     saved = [value for value in smallest if step.saves_of_value[value]]
     largest_first = sorted(saved, key=lambda value: (-step.value_bytes[value], value))
-    for value in largest_first[: min(num_searches, _MOST_HELD)]:
-        others = pool.may_be_recomputed - {value}
-        yield from beam_search(step, others, rates=(0.0,), rows_per_rate=_ROWS_WHEN_HOLDING)
+    for value in largest_first[:num_searches]:
+        yield from beam_search(step, pool.may_be_recomputed - {value}, rates=(0.0,), rows_per_rate=1)
 
 
 def beam_search(

@@ -13,7 +13,7 @@ between which nothing can begin or end any more are merged. Within one slot, rep
 pass: ``_burst`` is, for replays that are yet to be decided, the memory of the slot relative to that at its end.
 
 The counts follow the simulator's rules but for two details: what is overwritten is never copied, and an op whose
-outputs nobody asks for holds nothing. The simulator judges what is found.
+outputs nothing asks for holds nothing. The simulator judges what is found.
 """
 
 from __future__ import annotations

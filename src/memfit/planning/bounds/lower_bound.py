@@ -20,27 +20,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Set
-from typing import NamedTuple
+from functools import cache
 
 import numpy as np
 
-from memfit.planning.candidates.min_cut import HoldOrReplay, hull
+from memfit.planning.candidates.min_cut import HoldOrReplay
 from memfit.planning.step import Step
 
 _MOST_LINES_PER_TIME = 26
 # A price per byte at which the bytes of large steps fit into the units of `min_cut`, as a share of all its units.
 _SHARE_OF_UNITS = 0.25
-
-
-class Line(NamedTuple):
-    """Seconds that no plan within a budget can stay below, for every budget."""
-
-    seconds_at_zero: float
-    seconds_per_byte: float
-
-    def seconds(self, budget_bytes: int) -> float:
-        """Return the bound for a budget."""
-        return self.seconds_at_zero + self.seconds_per_byte * budget_bytes
 
 
 class LowerBound:
@@ -50,12 +39,12 @@ class LowerBound:
         self._step = step
         self._may_be_recomputed = may_be_recomputed
         self._bytes = np.array(step.value_bytes, dtype=np.float64)
-        self._lines: dict[int, list[Line]] = {}
+        self._lines_at = cache(self._found_lines_at)
 
     def seconds(self, budget_bytes: int, times: Iterable[int]) -> float:
         """Return seconds that no plan within the budget can stay below, from what is live at the given op indices."""
         lines = (line for time in sorted(self._usable(times)) for line in self._lines_at(time))
-        return max((line.seconds(budget_bytes) for line in lines), default=0.0)
+        return max((at_zero + slope * budget_bytes for at_zero, slope in lines), default=0.0)
 
     def peak_bytes(self, times: Iterable[int]) -> int:
         """Return a peak that no plan can stay below, from what is live at the given op indices."""
@@ -73,23 +62,11 @@ class LowerBound:
         held_bytes = graph.cut(price * self._bytes).bound / price
         return _fixed_bytes(step, time) + math.floor(held_bytes * (1 - 1e-9))
 
-    def _lines_at(self, time: int) -> list[Line]:
-        if time not in self._lines:
-            self._lines[time] = self._found_lines_at(time)
-        return self._lines[time]
-
-    def _found_lines_at(self, time: int) -> list[Line]:
-        """Return what the cuts at one time prove, at prices from nothing held to all."""
+    def _found_lines_at(self, time: int) -> list[tuple[float, float]]:
+        """Return what the cuts at one time prove: lines over all budgets, by their seconds at 0 and their slopes."""
         graph = HoldOrReplay(self._step, time, self._may_be_recomputed)
-        always_bytes, num_bytes = _fixed_bytes(self._step, time), self._bytes
-        cuts = hull(
-            lambda price: graph.cut(price * num_bytes),
-            lambda cut: cut.seconds,
-            lambda cut: float(num_bytes[list(cut.held)].sum()),
-            graph.highest_price,
-            _MOST_LINES_PER_TIME,
-        )
-        return [Line(cut.bound + price * always_bytes, -price) for price, cut in cuts]
+        always_bytes, cuts = _fixed_bytes(self._step, time), graph.corners(self._bytes, _MOST_LINES_PER_TIME)
+        return [(cut.bound + price * always_bytes, -price) for price, cut in cuts]
 
 
 def _fixed_bytes(step: Step, time: int) -> int:

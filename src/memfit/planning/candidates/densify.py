@@ -7,7 +7,7 @@ part: the most expensive for its size first, or what was made first, or last. `s
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import pairwise
 
 from memfit.planning.candidates.pool import Candidate, Pool
 from memfit.planning.step import Step
@@ -28,21 +28,20 @@ def densify(pool: Pool) -> Iterator[frozenset[int]]:
     """
     num_gaps = min(_EFFORT_OPS // max(pool.step.num_ops, 1), _MOST_TRIES) // (_NUM_ROUNDS * _TRIES_PER_GAP)
     for _ in range(_NUM_ROUNDS):
-        for larger, smaller in islice(_gaps(pool.frontier()), num_gaps):
+        for larger, smaller in _gaps(pool.frontier())[:num_gaps]:
             yield from _between(pool.step, larger, smaller)
 
 
-def _gaps(frontier: list[Candidate]) -> Iterator[tuple[Candidate, Candidate]]:
-    """Yield the plans around each gap, largest first: by how much time is lost on average in how much memory."""
+def _gaps(frontier: list[Candidate]) -> list[tuple[Candidate, Candidate]]:
+    """Return the plans around each gap, largest first: by how much time is lost on average in how much memory."""
     close_bytes = (frontier[0].peak_bytes - frontier[-1].peak_bytes) // _CLOSE
 
     def size(gap: tuple[Candidate, Candidate]) -> float:
         larger, smaller = gap
         return (larger.peak_bytes - smaller.peak_bytes) * (smaller.added_seconds - larger.added_seconds)
 
-    for larger, smaller in sorted(pairwise(frontier), key=size, reverse=True):
-        if larger.peak_bytes - smaller.peak_bytes > close_bytes:
-            yield larger, smaller
+    wide = [gap for gap in pairwise(frontier) if gap[0].peak_bytes - gap[1].peak_bytes > close_bytes]
+    return sorted(wide, key=size, reverse=True)
 
 
 def _between(step: Step, larger: Candidate, smaller: Candidate) -> Iterator[frozenset[int]]:

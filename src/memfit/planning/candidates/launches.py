@@ -45,20 +45,18 @@ class _Pruning:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._step = pool.step
-        self._num_blocks = len(self._step.profile.blocks)
-        blocks = BlockValues(self._step)
         self._paths = {block.path for block in self._step.profile.blocks}
-        self._made_before = [frozenset(blocks.made_in(range(number))) for number in range(self._num_blocks + 1)]
+        blocks, nums_first = BlockValues(self._step), [len(self._paths) * k // _NUM_PARTS for k in range(1, _NUM_PARTS)]
+        self._in_first_blocks = [blocks.made_in(range(num_first)) for num_first in nums_first]
+        self._in_blocks = blocks.made_in(range(len(self._paths)))
 
     def without_parts(self, plan: Candidate) -> Iterator[frozenset[int]]:
         """Yield the plan without its smallest values, and in the first or the last blocks only."""
         smallest_first = self._smallest_first(plan.recomputed)
-        in_blocks = self._made_before[-1]
-        for part in range(1, _NUM_PARTS):
+        for part, in_first in enumerate(self._in_first_blocks, 1):
             yield plan.recomputed.difference(smallest_first[: len(smallest_first) * part // _NUM_PARTS])
-            first = self._made_before[self._num_blocks * part // _NUM_PARTS]
-            yield plan.recomputed - first
-            yield plan.recomputed - (in_blocks - first)
+            yield plan.recomputed - in_first
+            yield plan.recomputed - (self._in_blocks - in_first)
 
     def without_kinds(self, plan: Candidate) -> None:
         """Save one kind of value after the other in all blocks, wherever the peak does not become higher by it."""

@@ -162,6 +162,17 @@ class HoldOrReplay:
             bound=always_paid + flow * self._seconds_per_unit,
         )
 
+    def corners(self, weights: Numbers, most_cuts: int) -> Iterator[tuple[float, Cut]]:
+        """Yield prices per unit of weight and their cuts, at most so many; ``weights`` has one for each value."""
+
+        def weight_of(cut: Cut) -> float:
+            return float(weights[list(cut.held)].sum())
+
+        def cut_at(price: float) -> Cut:
+            return self.cut(price * weights)
+
+        return hull(cut_at, lambda cut: cut.seconds, weight_of, self.highest_price, most_cuts)
+
     def _walked(self, may_run: set[int]) -> tuple[set[int], set[int], list[int]]:
         """Return what is recomputed, which ops run for it, and what is held, from what backward reads on.
 

@@ -29,9 +29,6 @@ class Pool:
         self._forced = frozenset(forced - kept)
         self._judgements: dict[frozenset[int], Judgement] = {}
 
-    def __len__(self) -> int:
-        return len(self._judgements)
-
     def add(self, wanted: Set[int]) -> Candidate:
         """Simulate what the engine makes of recomputing the ``wanted`` values, unless it is in the pool already."""
         recomputed = frozenset(self.step.recomputed_of((wanted | self._forced) & self.may_be_recomputed))

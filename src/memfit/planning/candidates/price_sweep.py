@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memfit.planning.candidates.min_cut import Cut, HoldOrReplay, hull
+from memfit.planning.candidates.min_cut import HoldOrReplay
 from memfit.planning.candidates.pool import Pool
 from memfit.planning.step import Step
 from memfit.planning.step.block_values import BlockValues
@@ -45,15 +45,6 @@ def _swept(
     graph = HoldOrReplay(step, step.last_time_before_reads, may_be_recomputed)
     earliness = np.clip(1 - np.array(step.value_op) / max(step.close_time, 1), 0, 1)
     for tilt, effort_ops in tilts:
-        weighted = np.array(step.value_bytes) * (1 + tilt * earliness)
-
-        def cut_at(price: float, weighted: np.ndarray = weighted) -> Cut:
-            return graph.cut(price * weighted)
-
-        def bytes_of(cut: Cut, weighted: np.ndarray = weighted) -> float:
-            return float(weighted[list(cut.held)].sum())
-
+        weights = np.array(step.value_bytes) * (1 + tilt * earliness)
         num_cuts = min(max(effort_ops // max(step.num_ops, 1), _FEWEST_CUTS), _MOST_CUTS)
-        yield from (
-            cut.recomputed for _, cut in hull(cut_at, lambda cut: cut.seconds, bytes_of, graph.highest_price, num_cuts)
-        )
+        yield from (cut.recomputed for _, cut in graph.corners(weights, num_cuts))

@@ -1,24 +1,21 @@
 """Finds plans that also offload: what a plan without offloading holds may go to the host, as far as the link carries.
 
-Offloading beside the computing costs nothing, recomputing always does. So for a budget the best plan is often that of a
-larger budget, with enough of what it holds offloaded. Starting from plans of the frontier without offloading, and from
-such that replay each block from what enters it, values are sent in the order in which they are made: the first ones are
-read last. Two rounds look for the best:
+Offloading beside the computation costs nothing, recomputing always does. So for a budget the best plan is often that of
+a larger budget, with enough of what it holds offloaded. Starting from plans of the frontier without offloading, and
+from such that replay each block from what enters it, values are sent in the order in which they are made: the first
+ones are read last. Two rounds look for the best, and then slack is used:
 
-1. from a few plans, with windows of several sizes, sending only what the link can take at that moment, or all, which
-   waits; how many values, is tried in steps;
-2. at peaks spread evenly over what that found: from more plans, exactly as many values as it takes to stay within that
-   peak. First from the plans next to the one that was best there in the first round, and from those that come down to
-   the peak by no more than the link carries, the fastest of them first.
-
-At last, slack is used. As everywhere, the simulator judges all that is tried, and the budget plays no part: a smaller
-one never gets a faster or a larger plan.
+1. from a few plans, with windows of several sizes, sending what the link can take at that moment, or all, which waits;
+   how many values, is tried in steps;
+2. at peaks spread evenly over what that found: from more plans, as many values as it takes to stay within that peak.
+   First from the plans next to the one that was best there in the first round, and from those that come down to the
+   peak by what the link carries, the fastest of them first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
@@ -98,7 +95,7 @@ class _Search:
         assert step.profile.link is not None
         self.found: dict[Candidate, _Way] = {}
         self._step, self._host_budget_bytes = step, host_budget_bytes
-        self._link = with_reserve(step.profile.link)
+        self._link, self._computed_at = with_reserve(step.profile.link), list(accumulate(step.op_seconds))
         self._eligible = [value for value in may_be_offloaded(step) if value not in kept]
         self._num_first_tries, self._num_second_tries = (
             min(max(effort // max(step.num_ops, 1), _LEAST_TRIES), _MOST_TRIES)
@@ -155,13 +152,13 @@ class _Search:
 
     def _likely(self, peak_bytes: int) -> Iterator[_Way]:
         """Yield ways that come down to a peak without waiting, if all that is sent counts there, fastest first."""
-        num_likely = 0
+        num_likely, value_bytes = 0, self._step.value_bytes
         for start, candidate in enumerate(self._starts):
             if candidate.peak_bytes <= peak_bytes or num_likely == _MOST_NEIGHBOURS:
                 return
             least_bytes = candidate.peak_bytes - peak_bytes
             ways = [way for way in self._ways_from(start) if not way.may_wait]
-            likely = [way for way in ways if self._bytes(self._sent_by(way)) >= least_bytes]
+            likely = [way for way in ways if sum(value_bytes[value] for value in self._sent_by(way)) >= least_bytes]
             num_likely += bool(likely)
             yield from likely
 
@@ -210,9 +207,6 @@ class _Search:
         self.found.setdefault(plan, way)
         return plan
 
-    def _bytes(self, values: Iterable[int]) -> int:
-        return sum(self._step.value_bytes[value] for value in values)
-
     def _large(self, start: int) -> list[int]:
         """Return the large ones among what the plan holds, or all where none is large."""
         held, value_bytes = self._held(start), self._step.value_bytes
@@ -226,7 +220,7 @@ class _Search:
         step, sent, free_at = self._step, [], 0.0
         for value in self._large(way.start):
             if step.value_bytes[value] >= way.least_bytes:
-                made_at = step.seconds_until[step.value_op[value]]
+                made_at = self._computed_at[step.value_op[value]]
                 seconds = out_seconds(self._link, step.value_bytes[value])
                 if max(free_at - made_at, 0.0) + seconds <= out_seconds(self._link, way.window_bytes):
                     free_at = max(free_at, made_at) + seconds

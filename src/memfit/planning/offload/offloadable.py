@@ -1,10 +1,11 @@
-"""Which values of a step can be offloaded, which of them a plan holds, what they take there, how many can be sent."""
+"""Which values of a step can be offloaded, which of them a plan holds, and what they take of the host's memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from memfit.graph.model_profile import Phase
+from memfit.planning.simulate.walk import Walk
 from memfit.planning.step import NEVER, Step
 
 # Smaller ones take the host more time than they are worth.
@@ -30,8 +31,8 @@ def most_offloaded_bytes(step: Step, added_seconds: float, host_budget_bytes: in
 def may_be_offloaded(step: Step) -> list[int]:
     """Return the values that can be sent away at all, in the order in which they are made.
 
-    They are what their storage holds in the end, and wanted by nobody but the backward pass from before its first read
-    on. Only what was seen to come back is: elsewhere, a kernel that nobody hears may write after the copy has left.
+    They are what their storage holds in the end, and from before the backward pass's first read on, only that pass uses
+    them. They replay bit-exactly: elsewhere, a kernel that the engine does not see may write to them during the copy.
     """
     ops, values = step.profile.ops, step.profile.values
     first_read = step.last_time_before_reads
@@ -52,24 +53,12 @@ def may_be_offloaded(step: Step) -> list[int]:
 def held_by(step: Step, recomputed: frozenset[int], eligible: Iterable[int]) -> list[int]:
     """Return those of the ``eligible`` values that a plan holds for the backward pass, and whose bytes it reads."""
     dropping_ops = {step.value_op[value] for value in recomputed}
-    sources = {value for op in _replayed(step, recomputed) for value in step.op_inputs[op]}
+    sources = {value for op in Walk(step, recomputed).replayed_ops for value in step.op_inputs[op]}
     return [
         value
         for value in eligible
         if step.value_op[value] not in dropping_ops and (step.read_rank_of_value[value] < NEVER or value in sources)
     ]
-
-
-def _replayed(step: Step, recomputed: frozenset[int]) -> set[int]:
-    """Return the ops that are run again, for a read or for one another."""
-    wanted = {value for value in recomputed if step.read_rank_of_value[value] < NEVER}
-    replayed: set[int] = set()
-    while wanted:
-        op = step.value_op[wanted.pop()]
-        if op not in replayed:
-            replayed.add(op)
-            wanted.update(value for value in step.op_inputs[op] if value in recomputed)
-    return replayed
 
 
 def host_bytes_of(step: Step, values: Iterable[int]) -> int:

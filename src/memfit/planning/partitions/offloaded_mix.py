@@ -68,25 +68,15 @@ def mixes_within(
                     min(number, len(block.measured) - 1) if place < count and sent[place] else choice[place]
                     for place, block in enumerate(profile.blocks)
                 )
-                yield OffloadedMix(
-                    places,
-                    {
-                        block.path: smallest_bytes
-                        for block, num_bytes in zip(profile.blocks, sent, strict=False)
-                        if num_bytes
-                    },
-                    mix.peak_bytes(choice),
-                    mix.seconds(choice) + sum(waiting),
-                    taken_bytes,
-                )
+                offloaded = {profile.blocks[place].path: smallest_bytes for place, own in enumerate(sent) if own}
+                seconds = mix.seconds(choice) + sum(waiting)
+                yield OffloadedMix(places, offloaded, mix.peak_bytes(choice), seconds, taken_bytes)
 
 
 def _sizes(blocks: Sequence[CompiledBlock], number: int) -> list[int]:
     """Return a few sizes of saved tensors, the largest first."""
-    sizes = {size for block in blocks for size in _measured(block, number).saved_sizes}
-    ordered = sorted(sizes, reverse=True)
-    step = max(1, -(-len(ordered) // _MOST_SIZES))
-    return ordered[::step]
+    ordered = sorted({size for block in blocks for size in _measured(block, number).saved_sizes}, reverse=True)
+    return ordered[:: max(1, -(-len(ordered) // _MOST_SIZES))]
 
 
 def _counts(num_blocks: int) -> list[int]:

@@ -77,7 +77,12 @@ class Walk:
         self._order_runs(sorted({step.value_op[value] for value in recomputed}, reverse=True))
         self._place_runs()
         self._find_holds()
-        self._copies = self._scheduled_copies(offloading)
+        self._copies: CopySchedule | None = None
+        if self._sent:
+            fetched = [max(record - step.num_ops, -1) for record in self._run_records]
+            runs = [Run(*run) for run in zip(self._run_ranks, self._run_positions.tolist(), fetched, strict=True)]
+            position_of = self._position_of.tolist()
+            self._copies = CopySchedule(step, self._sent, offloading.window_bytes, runs, position_of)
         self._end_storages()
         self._find_buffers()
         self.memory_bytes = self._summed()
@@ -117,7 +122,7 @@ class Walk:
             return NONE
         seconds = np.zeros(step.num_ops + len(self._run_records) + 1)
         seconds[self.position_of_op + 1] = step.op_seconds
-        seconds[self._run_positions[self._run_is_replay] + 1] = [step.replay_seconds[op] for op in self.replayed_ops]
+        seconds[self._replay_positions + 1] = [step.replay_seconds[op] for op in self.replayed_ops]
         return self._copies.waiting(link, np.cumsum(seconds).tolist(), step.profile.unthrottled_share)
 
     def _order_runs(self, ops: list[int]) -> None:
@@ -171,11 +176,12 @@ class Walk:
         records = np.array(self._run_records, dtype=np.int64)
         self._run_is_replay = records < num_ops
         self._replays: Bytes = records[self._run_is_replay]
+        self._replay_positions: Bytes = self._run_positions[self._run_is_replay]
 
     def _find_holds(self) -> None:
         """Find the last position at which a replay record holds or reads each value, and where that is rewritten."""
         step = self._step
-        ends = [self._run_positions[self._run_is_replay], self._position_of[self._idle_until]]
+        ends = [self._replay_positions, self._position_of[self._idle_until]]
         ops = np.concatenate([self._replays, np.array(self._idle_ops, dtype=np.int64)])
         self._held, places = step.inputs.of(ops)
         self._held_until: Bytes = np.full(step.num_values, -1)
@@ -183,13 +189,6 @@ class Walk:
         is_rewritten = step.rewritten_at < NEVER
         self._rewritten_at: Bytes = np.full(step.num_values, NEVER)
         self._rewritten_at[is_rewritten] = self._position_of[step.rewritten_at[is_rewritten]]
-
-    def _scheduled_copies(self, offloading: Offloading) -> CopySchedule | None:
-        if not offloading.values:
-            return None
-        fetched = [max(record - self._step.num_ops, -1) for record in self._run_records]
-        runs = [Run(*run) for run in zip(self._run_ranks, self._run_positions.tolist(), fetched, strict=True)]
-        return CopySchedule(self._step, self._sent, offloading.window_bytes, runs, self._position_of.tolist())
 
     def _end_storages(self) -> None:
         """Find the last position of each storage that the step makes."""
@@ -207,7 +206,7 @@ class Walk:
         """Find what takes memory beside the recorded storages: replayed outputs, and copies of what is written over."""
         step = self._step
         values, places = step.outputs.of(self._replays)
-        begins = self._run_positions[self._run_is_replay][places]
+        begins = self._replay_positions[places]
         times = self._run_times[self._run_is_replay][places]
         if self._sent:
             is_fetch = ~self._run_is_replay
@@ -252,10 +251,14 @@ class Walk:
         np.subtract.at(change, self._buffer_lasts + 1, buffer_bytes)
         made = step.made_storages
         np.subtract.at(change, self._storage_ends[made] + 1, step.bytes_of_storage[made])
-        memory: Bytes = change[:num_positions].cumsum() + step.resident_bytes
-        memory[self.position_of_op] += step.workspace_bytes
-        memory[self._run_positions[self._run_is_replay]] += step.workspace_bytes[self._replays]
+        memory: Bytes = change[:num_positions].cumsum() + step.resident_bytes + self._workspaces()
         return memory
+
+    def _workspaces(self) -> Bytes:
+        workspaces = np.zeros(self._step.num_ops + len(self._run_records), dtype=np.int64)
+        workspaces[self.position_of_op] = self._step.workspace_bytes
+        workspaces[self._replay_positions] = self._step.workspace_bytes[self._replays]
+        return workspaces
 
     def restorations(self) -> Iterator[Restoration]:
         """Yield which values are restored together, and when they take no memory: until then."""
@@ -275,11 +278,7 @@ class Walk:
 
     def traffic(self) -> Traffic:
         """Return the buffers and workspaces of the step, at their positions."""
-        step = self._step
-        workspaces = np.zeros(step.num_ops + len(self._run_records), dtype=np.int64)
-        workspaces[self.position_of_op] = step.workspace_bytes
-        workspaces[self._run_positions[self._run_is_replay]] = step.workspace_bytes[self._replays]
-        return Traffic([buffer for _, buffer in self._buffers()], workspaces.tolist())
+        return Traffic([buffer for _, buffer in self._buffers()], self._workspaces().tolist())
 
     def _buffers(self) -> Iterator[tuple[int, Buffer]]:
         """Yield the op that makes each buffer of the step, and the buffer."""
@@ -307,13 +306,9 @@ class Walk:
         for op_index, buffer in self._buffers():
             if buffer.first <= position <= buffer.last:
                 add(op_index, buffer.num_bytes)
-        op_index = int(np.searchsorted(self.position_of_op, position))
-        if step.num_ops:
-            if self.position_of_op[op_index] != position:
-                number = int(np.searchsorted(self._run_positions, position))
-                op_index = self._run_records[number]
-            if op_index < step.num_ops:
-                add(op_index, int(step.workspace_bytes[op_index]))
+        for ops, positions in ((range(step.num_ops), self.position_of_op), (self._replays, self._replay_positions)):
+            for number in np.flatnonzero(positions == position).tolist():
+                add(int(ops[number]), int(step.workspace_bytes[ops[number]]))
         live = [LiveBytes(module, num_bytes) for module, num_bytes in by_module.items() if num_bytes]
         return tuple(sorted(live, key=lambda entry: -entry.num_bytes))
 

@@ -50,7 +50,7 @@ class ChosenModules(NamedTuple):
     hooked_modules: tuple[str, ...]
 
 
-class Recording:
+class RecordingChoice:
     """What to record in one profiled step, for any plan of it.
 
     Recorded are the ops whose outputs are dropped, and those that rewrite such an output or what its replay starts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from functools import cached_property
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from memfit.graph.model_profile import ModelProfile, Phase, Replay, Save
 from memfit.graph.outline import StepOutline, outline_of
 from memfit.planning.step.ragged import Ragged
-from memfit.planning.step.recording import Recording
+from memfit.planning.step.recording import RecordingChoice
 from memfit.planning.step.step_time import StepTime
 
 Bytes = npt.NDArray[np.int64]
@@ -132,14 +131,9 @@ class Step:
         return max(min(self.read_times, default=self.num_ops) - 1, 0)
 
     @cached_property
-    def recording(self) -> Recording:
+    def recording(self) -> RecordingChoice:
         """What the engine records for each plan."""
-        return Recording(self.profile)
-
-    @cached_property
-    def seconds_until(self) -> list[float]:
-        """When the device has computed each op of a plain step, and all before it."""
-        return list(accumulate(self.op_seconds))
+        return RecordingChoice(self.profile)
 
     @cached_property
     def outline(self) -> StepOutline:

@@ -1,7 +1,7 @@
 """How long a step takes under a plan, where the device computes and the host launches, and each may wait for the other.
 
 The device works off what the host has launched, in order. If the host needs F and B seconds to launch the forward and
-the backward pass, and the device f and b to compute them, a step in a row of them takes the longest of
+the backward pass, and the device f and b to compute them, each of several steps back-to-back takes the longest of
 
     f + b      the device is never kept waiting,
     F + B      it waits all the time,
@@ -18,22 +18,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from memfit.graph.model_profile import ModelProfile, Phase, RecordedOp
-from memfit.planning.step.recording import Recording
+from memfit.planning.step.recording import RecordingChoice
 from memfit.planning.step.seconds import NONE, Seconds
 
 
 def device_seconds(ops: Iterable[RecordedOp]) -> Seconds:
     """Return what the device computes for in a plain step."""
-    forward = backward = 0.0
+    seconds = [0.0, 0.0]
     for op in ops:
-        if op.phase is Phase.FORWARD:
-            forward += op.seconds
-        else:
-            backward += op.seconds
-    return Seconds(forward, backward)
+        seconds[op.phase is not Phase.FORWARD] += op.seconds
+    return Seconds(*seconds)
 
 
-def seconds_in_a_row(host: Seconds, device: Seconds, *, runs_ahead: bool) -> float:
+def back_to_back_seconds(host: Seconds, device: Seconds, *, runs_ahead: bool) -> float:
     """Return what a step takes that the host needs ``host`` to launch and the device ``device`` to compute."""
     first_wait = 0.0 if runs_ahead else host.forward + device.backward
     return max(sum(device), sum(host), first_wait)
@@ -42,7 +39,7 @@ def seconds_in_a_row(host: Seconds, device: Seconds, *, runs_ahead: bool) -> flo
 class StepTime:
     """Predicts, for one profiled step, the seconds that plans add to it."""
 
-    def __init__(self, profile: ModelProfile, recording: Recording) -> None:
+    def __init__(self, profile: ModelProfile, recording: RecordingChoice) -> None:
         self._host = profile.host
         self._recording = recording
         self._host_seconds_offloading = 0.0 if profile.link is None else profile.link.host_seconds
@@ -51,7 +48,7 @@ class StepTime:
 
     @property
     def plain_seconds(self) -> float:
-        """What a plain step takes by this reckoning."""
+        """What a plain step is predicted to take."""
         return sum(self._device) if self._host is None else self._of(NONE, 0.0)
 
     def added(
@@ -83,20 +80,15 @@ class StepTime:
 
     def _of(self, recording: Seconds, replay_seconds: float, waiting: Seconds = NONE) -> float:
         assert self._host is not None
+        forward, backward = self._device
         host = Seconds(self._host.forward + recording.forward, self._host.backward + recording.backward)
-        device = Seconds(
-            self._device.forward + waiting.forward, self._device.backward + replay_seconds + waiting.backward
-        )
-        return seconds_in_a_row(host, device, runs_ahead=self._host.runs_ahead)
+        device = Seconds(forward + waiting.forward, backward + replay_seconds + waiting.backward)
+        return back_to_back_seconds(host, device, runs_ahead=self._host.runs_ahead)
 
     def _launches_may_matter(self, profile: ModelProfile) -> bool:
-        """Return whether some plan could keep the device waiting: the dearest records everything and replays all."""
+        """Return whether the plan that records and replays everything keeps the device waiting."""
         if self._host is None:
             return False
-        forward = {
-            index
-            for index, value in enumerate(profile.values)
-            if value.op_index is not None and profile.ops[value.op_index].phase is Phase.FORWARD
-        }
-        dearest = self._recording.cost_of(forward, len(profile.ops))
-        return self._of(dearest, 0.0) > sum(self._device)
+        forward_ops = [op for op in profile.ops if op.phase is Phase.FORWARD]
+        forward = {output for op in forward_ops for output in op.outputs if output is not None}
+        return self._of(self._recording.cost_of(forward, len(profile.ops)), 0.0) > sum(self._device)
