@@ -14,8 +14,7 @@ from memfit.planning.step import Step
 
 # How many plans a step of one op could pay for, and how many there are at most.
 _EFFORT_OPS, _MOST_TRIES = 1_400_000, 1_800
-_NUM_ROUNDS = 3
-_NUM_PARTS = 4
+_NUM_ROUNDS, _NUM_PARTS = 3, 4
 _TRIES_PER_GAP = 3 * (_NUM_PARTS - 1)
 # Two plans that are no further apart than this part of the frontier's range are close enough.
 _CLOSE = 256

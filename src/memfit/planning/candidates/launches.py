@@ -16,11 +16,9 @@ from memfit.graph.names import path_and_ancestors
 from memfit.planning.candidates.pool import Candidate, Pool, spread
 from memfit.planning.step.block_values import BlockValues
 
-# How many plans a step of one op could pay for.
-_EFFORT_OPS = 830_000
-_MOST_PLANS = 17
-_NUM_PARTS = 8
-_USUAL_NUM_KINDS = 24
+# How many plans a step of one op could pay for, and how many are pruned at most.
+_EFFORT_OPS, _MOST_PLANS = 830_000, 17
+_NUM_PARTS, _USUAL_NUM_KINDS = 8, 24
 _TRIES_PER_PLAN = 5 * (_NUM_PARTS - 1) + _USUAL_NUM_KINDS
 
 

@@ -168,10 +168,8 @@ class HoldOrReplay:
         def weight_of(cut: Cut) -> float:
             return float(weights[list(cut.held)].sum())
 
-        def cut_at(price: float) -> Cut:
-            return self.cut(price * weights)
-
-        return hull(cut_at, lambda cut: cut.seconds, weight_of, self.highest_price, most_cuts)
+        highest = self.highest_price
+        return hull(lambda price: self.cut(price * weights), lambda cut: cut.seconds, weight_of, highest, most_cuts)
 
     def _walked(self, may_run: set[int]) -> tuple[set[int], set[int], list[int]]:
         """Return what is recomputed, which ops run for it, and what is held, from what backward reads on.

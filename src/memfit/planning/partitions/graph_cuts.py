@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -151,14 +150,10 @@ def chosen_cuts(hull: Sequence[GraphCut], num_cuts: int) -> list[GraphCut]:
     """Return at most ``num_cuts`` of the cuts of a ``hull``: those whose mixtures are closest to it."""
     chosen = [0, len(hull) - 1] if len(hull) > 1 else [0]
     while len(chosen) < min(num_cuts, len(hull)):
-        errors = {
-            place: hull[low].cost
-            + (hull[high].cost - hull[low].cost)
-            * (hull[low].saved_bytes - hull[place].saved_bytes)
-            / (hull[low].saved_bytes - hull[high].saved_bytes)
-            - hull[place].cost
-            for low, high in pairwise(chosen)
-            for place in range(low + 1, high)
-        }
-        chosen = sorted([*chosen, max(errors, key=errors.__getitem__)])
+        costs, sizes = [hull[place].cost for place in chosen], [hull[place].saved_bytes for place in chosen]
+        others = [place for place in range(len(hull)) if place not in chosen]
+        # Bytes fall along the hull, and `np.interp` wants them to rise.
+        mixed = np.interp([hull[place].saved_bytes for place in others], sizes[::-1], costs[::-1])
+        errors = mixed - [hull[place].cost for place in others]
+        chosen = sorted([*chosen, others[int(np.argmax(errors))]])
     return [hull[place] for place in chosen]

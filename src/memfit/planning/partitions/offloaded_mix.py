@@ -51,9 +51,11 @@ def mixes_within(
     profile: CompiledProfile, budget_bytes: int, host_bytes: int, link: Link, unthrottled_share: float
 ) -> Iterator[OffloadedMix]:
     """Yield mixes that offload, each the fastest within ``budget_bytes`` for its blocks that do."""
+    most = len(profile.blocks) - 1
     for number in range(max((len(block.measured) for block in profile.blocks), default=0)):
         for smallest_bytes in _sizes(profile.blocks, number):
-            for count in _counts(len(profile.blocks)):
+            # A few numbers of blocks. The last block would fetch at once what it has just sent.
+            for count in range(most, 0, -max(1, -(-most // _MOST_COUNTS))):
                 sent = _bytes_sent(profile.blocks[:count], number, smallest_bytes)
                 taken_bytes = _host_bytes(profile.blocks[:count], number, smallest_bytes)
                 if not 0 < taken_bytes <= host_bytes:
@@ -77,12 +79,6 @@ def _sizes(blocks: Sequence[CompiledBlock], number: int) -> list[int]:
     """Return a few sizes of saved tensors, the largest first."""
     ordered = sorted({size for block in blocks for size in _measured(block, number).saved_sizes}, reverse=True)
     return ordered[:: max(1, -(-len(ordered) // _MOST_SIZES))]
-
-
-def _counts(num_blocks: int) -> list[int]:
-    """Return a few numbers of blocks. The last block would fetch at once what it has just sent."""
-    step = max(1, -(-(num_blocks - 1) // _MOST_COUNTS))
-    return list(range(num_blocks - 1, 0, -step))
 
 
 def _measured(block: CompiledBlock, number: int) -> MeasuredPartition:

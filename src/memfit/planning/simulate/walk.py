@@ -13,8 +13,7 @@ intervals. Every op of the forward pass with a recomputed output has a *replay r
 - An offloaded value has a replay record without inputs: its bytes are copied back from the host. ``copy_schedule``
   computes when its memory is freed, and from when on it has memory again.
 
-Replays are placed between the ops of the recorded step; memory at each point is a running sum over where intervals
-begin and end.
+Memory at each point is a running sum over where intervals begin and end.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class RecordingChoice:
 
     def modules_for(self, dropped: Set[int]) -> ChosenModules:
         """Return where to record so that the values with the indices in ``dropped`` are dropped and restored."""
-        values, tree = self._array(dropped), self._tree
+        values, tree = np.array(list(dropped), dtype=np.int64), self._tree
         recorded, hooked = self._recorded_nodes(values), self._saved_nodes(values)
         if self._costs.hooks_only_dropped_saves:
             chosen = self._recording.cheapest(recorded | self._worth_recording(values))
@@ -127,7 +127,7 @@ class RecordingChoice:
 
     def cost_of(self, dropped: Set[int], num_replayed: int) -> Seconds:
         """Return the seconds that this adds to what the host does, where ``num_replayed`` ops are run again."""
-        values, costs = self._array(dropped), self._costs
+        values, costs = np.array(list(dropped), dtype=np.int64), self._costs
         nodes = self._recorded_nodes(values)
         if costs.hooks_only_dropped_saves:
             recording = self._recording.cost(nodes | self._worth_recording(values))
@@ -141,9 +141,6 @@ class RecordingChoice:
             forward=recording + hooking / 2 + costs.dropped_op * len(dropped),
             backward=hooking / 2 + costs.replayed_op * num_replayed,
         )
-
-    def _array(self, values: Set[int]) -> Ints:
-        return np.fromiter(values, dtype=np.int64, count=len(values))
 
     def _nodes(self, nodes: Ints) -> Mask:
         mask = np.zeros(len(self._tree.paths) + 1, dtype=bool)
