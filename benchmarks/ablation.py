@@ -79,7 +79,8 @@ def measured(profile: memfit.ModelProfile, baseline: dict[str, float], *, leave_
     }
     if leave_out:
         result["left_out"] = {
-            proposer.__name__: without(step, proposer, budgets, found, exploration) for proposer in PROPOSERS
+            proposer.__name__: without(step, proposer, budgets, found, exploration)
+            for proposer in dict.fromkeys(PROPOSERS)
         }
     return result
 
@@ -126,6 +127,45 @@ def main() -> None:
         arguments.json.write_text(json.dumps({"baseline": baseline, "now": found}, indent=1) + "\n")
 
 
+def markdown(results: dict) -> str:
+    """Return the tables of docs/results/planning.md."""
+    baseline, found = results["baseline"], results["now"]
+    lines = [
+        "## What each proposer of plans earns",
+        "",
+        f"`benchmarks/ablation.py --leave-out`. Overheads are means over {NUM_BUDGETS} budgets, evenly between the",
+        "smallest and the plain peak. Before is the planner before it had stages. Profiles called h200 were",
+        "measured on an H200; the others are built by `tests/planning/model_families.py`.",
+        "",
+        "| profile | ops | overhead | before | smallest peak, change | gap to the bound | CPU of the search | before |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, row in found.items():
+        before = baseline[name]
+        lines.append(
+            f"| {name} | {row['num_ops']:,} | {row['mean_overhead_percent']:.2f}% "
+            f"| {before['mean_overhead_percent']:.2f}% "
+            f"| {row['smallest_peak_bytes'] / before['smallest_peak_bytes'] - 1:+.2%} | {row['mean_gap_percent']:.2f}% "
+            f"| {row['explore_cpu_seconds']:.2f} s | {before['explore_cpu_seconds']:.2f} s |"
+        )
+    proposers = list(next(iter(found.values()))["left_out"])
+    lines += [
+        "",
+        "With one proposer left out: points of overhead more, and percent by which the smallest peak rises.",
+        "",
+        "| profile | " + " | ".join(f"`{name}`" for name in proposers) + " |",
+        "|---|" + "---:|" * len(proposers),
+    ]
+    for name, row in found.items():
+        cells = [row["left_out"][proposer] for proposer in proposers]
+        shown = (f"{each['overhead_points']:.2f} / {each['smallest_peak_percent']:.1f}%" for each in cells)
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    rows = [row["left_out"] for row in found.values()]
+    means = (statistics.fmean(row[proposer]["overhead_points"] for row in rows) for proposer in proposers)
+    lines.append(f"| mean | {' | '.join(f'{mean:.2f}' for mean in means)} |")
+    return "\n".join(lines)
+
+
 def show(found: dict, baseline: dict) -> None:
     console = Console(width=160)
     table = Table("profile", "ops", "overhead", "baseline", "smallest peak", "gap", "plan()", "baseline", "frontier()")
@@ -147,11 +187,11 @@ def show(found: dict, baseline: dict) -> None:
     left_out = {name: row["left_out"] for name, row in found.items() if "left_out" in row}
     if left_out:
         table = Table("left out", *left_out, "mean", title="Points of overhead, and % of the smallest peak, without it")
-        for proposer in PROPOSERS:
-            rows = [row[proposer.__name__] for row in left_out.values()]
+        for name in next(iter(left_out.values())):
+            rows = [row[name] for row in left_out.values()]
             cells = [f"{row['overhead_points']:.3f} / {row['smallest_peak_percent']:.1f}" for row in rows]
             mean = statistics.fmean(row["overhead_points"] for row in rows)
-            table.add_row(proposer.__name__, *cells, f"{mean:.3f}")
+            table.add_row(name, *cells, f"{mean:.3f}")
         console.print(table)
 
 

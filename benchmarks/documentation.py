@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ablation
 import architectures
 import planning
 from frontier_results import load
@@ -44,7 +45,8 @@ def written() -> Mapping[Path, str]:
         (DOCS / "tune.md").read_text(encoding="utf-8"), "batch sizes", _batch_sizes(_read("batch-sizes-cpu.json"))
     )
     planning_page = (
-        f"# Planning\n\nWritten by `benchmarks/documentation.py`.\n\n{planning.markdown(planning_results)}\n"
+        f"# Planning\n\nWritten by `benchmarks/documentation.py`.\n\n{planning.markdown(planning_results)}\n\n"
+        f"{ablation.markdown(_read('planner-ablation.json'))}\n"
     )
     architectures_page = (
         "# Architectures\n\nWritten by `benchmarks/documentation.py`.\n\n"
@@ -82,13 +84,14 @@ def _engine(results: Mapping[str, Any]) -> str:
 
 def _planning_times(results: Mapping[str, Any]) -> str:
     rows = results["times"]["llama"]
+    seconds = (f"{row['plan_seconds']:.2f} s" for row in rows)
     return "\n".join(
         [
             f"{results['machine']}. [Gaps and smallest peaks](results/planning.md)",
             "",
             f"| ops of a llama | {' | '.join(format(row['num_ops'], ',') for row in rows)} |",
             "|---|" + "---:|" * len(rows),
-            f"| plan() of a new profile | {' | '.join(format(row['plan_seconds'], '.1f') + ' s' for row in rows)} |",
+            f"| plan() of a new profile, CPU | {' | '.join(seconds)} |",
         ]
     )
 

@@ -2,14 +2,14 @@
 
     python benchmarks/planning.py [--json benchmarks/results/planning.json]
 
-Times are of one whole call of plan() on a profile that was never planned before, the best of several on one core, for
+Times are CPU seconds of one whole call of plan() on a profile that was never planned before, the best of several, for
 Llamas of 500 to 20,000 ops (forward and backward) and for chains whose blocks are all alike. Later calls on the same
 profile take milliseconds. Where plans may offload, over a link as an H200 has it, the first such call takes longer:
 that comes on top. The growth exponent is the slope from one size to the next: 1 is linear. Gaps are what frontier()
 reports at eight peaks between the smallest and the plain step's, and at the smallest, as a share of the step, for five
 families at real sizes (``tests/planning/model_families.py``); and on average what plan() reports for 64 budgets between
-these, which need not be the peak of any plan. Minimums are what a budget that is too small is told for
-each: the smallest peak found, the one that no plan can stay below, and the seconds until then.
+these, which need not be the peak of any plan. Minimums are what the error for a budget that is too small reports for
+each: the smallest peak found, the one that no plan can stay below, and the CPU seconds until then.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def chain_of(num_ops: int):
 
 
 def plan_seconds(profile: memfit.ModelProfile) -> tuple[float, float, float]:
-    """Return the seconds of one plan half method between the parameters and the plain peak, and of one simulation.
+    """Return the seconds of one plan halfway between the parameters and the plain peak, and of one simulation.
 
-    And those that it takes to plan the same once more, with offloading.
+    And those that it takes to plan the same once more, with offloading. All are CPU seconds.
     """
     step = Step(profile)
     budget = (step.resident_bytes + judged(step, set()).peak_bytes) // 2
@@ -73,15 +73,15 @@ def plan_seconds(profile: memfit.ModelProfile) -> tuple[float, float, float]:
     for _ in range(3 if len(profile.ops) <= 5_000 else 1):
         # What is found out about a profile is kept with it: a twin of it is planned from nothing.
         unknown = replace(profile, link=LINK)
-        start = time.perf_counter()
+        start = time.process_time()
         plan(unknown, budget=budget)
-        planning.append(time.perf_counter() - start)
-        start = time.perf_counter()
+        planning.append(time.process_time() - start)
+        start = time.process_time()
         judged(step, everything)
-        judging.append(time.perf_counter() - start)
-        start = time.perf_counter()
+        judging.append(time.process_time() - start)
+        start = time.process_time()
         plan(unknown, budget=budget, host_budget="auto")
-        offloading.append(time.perf_counter() - start)
+        offloading.append(time.process_time() - start)
     return min(planning), min(judging), min(offloading)
 
 
@@ -131,12 +131,12 @@ def measure_minimums() -> dict[str, dict[str, float]]:
     results: dict[str, dict[str, float]] = {}
     for family, make in FAMILIES.items():
         profile = make()
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             plan(profile, budget=1)
         except memfit.InfeasibleBudgetError as error:
             minimum_bytes = error.minimum_bytes
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         exploration = known_step(profile).exploration()
         results[family] = {
             "minimum_bytes": minimum_bytes,
@@ -176,8 +176,8 @@ def markdown(results: dict) -> str:
     for label, rows in results["times"].items():
         cells = [
             [f"ops of a {label}", *(f"{row['num_ops']:,}" for row in rows)],
-            ["plan() of a new profile", *(f"{row['plan_seconds']:.1f} s" for row in rows)],
-            ["additional, where it may offload", *(f"{row['offloading_seconds']:.1f} s" for row in rows)],
+            ["plan() of a new profile, CPU", *(f"{row['plan_seconds']:.2f} s" for row in rows)],
+            ["additional CPU, where it may offload", *(f"{row['offloading_seconds']:.2f} s" for row in rows)],
         ]
         head, *body = ("| " + " | ".join(line) + " |" for line in cells)
         lines += [head, "|---|" + "---:|" * len(rows), *body, ""]
@@ -192,7 +192,7 @@ def markdown(results: dict) -> str:
             for family, row in results["gaps"].items()
         ),
         "",
-        "| smallest peak | found | lower bound | above that | seconds |",
+        "| smallest peak | found | lower bound | above that | CPU |",
         "|---|---:|---:|---:|---:|",
         *(
             f"| {family} | {format_bytes(row['minimum_bytes'])} | {format_bytes(row['proven_bytes'])} "

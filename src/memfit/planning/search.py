@@ -16,7 +16,7 @@ from memfit.planning.candidates.densify import densify
 from memfit.planning.candidates.enumeration import MOST_ENUMERATED_VALUES, all_choices, values_that_matter
 from memfit.planning.candidates.launches import prune_launches
 from memfit.planning.candidates.pool import Candidate, Pool
-from memfit.planning.candidates.price_sweep import price_sweeps, price_sweeps_within_blocks
+from memfit.planning.candidates.price_sweep import price_sweeps
 from memfit.planning.candidates.slack import use_slack
 from memfit.planning.simulate.walk import Walk
 from memfit.planning.step import Step
@@ -27,13 +27,12 @@ Proposer = Callable[[Pool], Iterable[Set[int]]]
 PROPOSERS: tuple[Proposer, ...] = (
     price_sweeps,
     prune_launches,
-    price_sweeps_within_blocks,
     low_peaks,
     prune_launches,
     densify,
     use_slack,
 )
-"""In this order: later ones improve on what is in the pool."""
+"""In this order: later ones improve on what is in the pool. The beam's plans displace those that pruning starts from."""
 
 # At the peaks of how many plans of the frontier the lower bound looks at the step.
 _NUM_PLANS_LOOKED_AT = 24
