@@ -32,7 +32,7 @@ PROPOSERS: tuple[Proposer, ...] = (
     densify,
     use_slack,
 )
-"""In this order: later ones improve on what is in the pool. The beam's plans displace those that pruning starts from."""
+"""In this order: later ones improve on what is in the pool. Plans of the beam displace those that are pruned before."""
 
 # At the peaks of how many plans of the frontier the lower bound looks at the step.
 _NUM_PLANS_LOOKED_AT = 24

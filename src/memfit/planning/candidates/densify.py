@@ -23,7 +23,7 @@ _CLOSE = 256
 def densify(pool: Pool) -> Iterator[frozenset[int]]:
     """Yield plans where the frontier has gaps, the gaps that cost the most first.
 
-    Leaving this out costs 0.1 points of overhead on average, and up to 0.5 (`benchmarks/ablation.py`).
+    Leaving this out costs 0.1 points of overhead on average, and up to 0.2 (`benchmarks/ablation.py`).
     """
     num_gaps = min(_EFFORT_OPS // max(pool.step.num_ops, 1), _MOST_TRIES) // (_NUM_ROUNDS * _TRIES_PER_GAP)
     for _ in range(_NUM_ROUNDS):

@@ -24,7 +24,7 @@ _EFFORT_OPS, _MOST_BUDGETS = 90_000, 256
 def use_slack(pool: Pool) -> Iterator[frozenset[int]]:
     """Yield plans of the frontier with more saved.
 
-    Leaving this out costs 0.08 points of overhead on average, and up to 0.3 (`benchmarks/ablation.py`).
+    Leaving this out costs 0.08 points of overhead on average, and up to 0.4 (`benchmarks/ablation.py`).
     """
     plans = slack_used_at_budgets(pool.step, lambda recomputed, _: pool.add(recomputed), pool.frontier())
     yield from (plan.recomputed for plan in plans)
