@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+from operator import itemgetter
 
 from memfit.graph.model_profile import Link
 from memfit.planning.step import Step
@@ -12,13 +12,8 @@ from memfit.planning.step.link_time import Arrival, Copies, Departure, expected_
 from memfit.planning.step.offload_rules import numbers_freed, numbers_started
 from memfit.planning.step.seconds import Seconds
 
-
-class Run(NamedTuple):
-    """Something that is restored: for which read, by its rank, at which position, and which offloaded value, or -1."""
-
-    rank: int
-    position: int
-    fetched: int
+Run = tuple[int, int, int]
+"""Something that is restored: for which read, by its rank, at which position, and which offloaded value, or -1."""
 
 
 class CopySchedule:
@@ -41,13 +36,13 @@ class CopySchedule:
             for time, freed in zip(times, self._freed, strict=True)
             for number in freed
         }
-        reads = [list(of_read) for _, of_read in groupby(runs, key=lambda run: run.rank)]
-        fetches = [[run.fetched for run in of_read if run.fetched >= 0] for of_read in reads]
+        reads = [list(of_read) for _, of_read in groupby(runs, key=itemgetter(0))]
+        fetches = [[number for _, _, number in of_read if number >= 0] for of_read in reads]
         # Position, whose copies are started there, and which are waited for after that.
         self._arrivals: list[tuple[int, list[int], list[int]]] = []
         for of_read, (ahead, late) in zip(reads, numbers_started(fetches, self._sizes, window_bytes), strict=True):
             if ahead:
-                self._arrivals.append((of_read[0].position, ahead, []))
+                self._arrivals.append((of_read[0][1], ahead, []))
             for _, position, number in of_read:
                 if number >= 0:
                     self._arrivals.append((position, [number] if number in late else [], [number]))

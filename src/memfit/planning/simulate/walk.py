@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.graph.model_profile import Phase
-from memfit.planning.simulate.copy_schedule import CopySchedule, Run
+from memfit.planning.simulate.copy_schedule import CopySchedule
 from memfit.planning.simulate.traffic import Buffer, Traffic
 from memfit.planning.step import NEVER, Bytes, Step
 from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
@@ -79,7 +79,7 @@ class Walk:
         self._copies: CopySchedule | None = None
         if self._sent:
             fetched = [max(record - step.num_ops, -1) for record in self._run_records]
-            runs = [Run(*run) for run in zip(self._run_ranks, self._run_positions.tolist(), fetched, strict=True)]
+            runs = list(zip(self._run_ranks, self._run_positions.tolist(), fetched, strict=True))
             position_of = self._position_of.tolist()
             self._copies = CopySchedule(step, self._sent, offloading.window_bytes, runs, position_of)
         self._end_storages()
