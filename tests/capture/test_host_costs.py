@@ -33,7 +33,7 @@ def test_costs_agree_with_the_step_that_was_measured(factor: float, fitted_facto
     plan = every_value(GPT)
     step = Step(profile)
     recomputed = {index for index in step.plannable if plan.decisions[profile.values[index].name] is Decision.RECOMPUTE}
-    expected = step.listeners.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
+    expected = step.recording.cost_of(recomputed, len(simulated(step, recomputed).replayed_ops))
     assert expected.forward > 0
     assert expected.backward > 0
     fitted_profile = with_fitted_host_costs(profile, plan, factor * expected.forward, factor * expected.backward)

@@ -218,8 +218,8 @@ def test_numbers_of_numpy_are_budgets_as_pythons_are(number: float) -> None:
         ({"budget": [200]}, r"got \[200\] \(list\)"),
         ({"budget": 200j}, "got 200j"),
         ({"budget": "many"}, "not a size"),
-        ({"budget": 0.5}, "does not say"),
-        ({"budget": "auto"}, "does not say"),
+        ({"budget": 0.5}, "does not have"),
+        ({"budget": "auto"}, "does not have"),
     ],
 )
 def test_a_wrong_budget_is_told_with_what_is_allowed(arguments: dict[str, object], told: str) -> None:

@@ -25,6 +25,7 @@ from memfit.capture.recording.recorded_runs import no_garbage_collection, record
 from memfit.capture.state.bits import same_bits
 from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
+from memfit.compiled.outside_plans import plans_outside
 from memfit.compiled.partition_menus import LEAST, kinds_of, merged_kinds
 from memfit.compiled.step_segments import Border, MemoryBorders, TimeBorders, TimedSegment, memory_meter_on
 from memfit.distributed.wrapped_models import bare_model
@@ -41,7 +42,6 @@ from memfit.graph.compiled_data.compiled_blocks import (
 )
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
-from memfit.planning.partitions.outside_values import plans_outside
 from memfit.progress import Progress
 from memfit.runtime.applying.apply import apply
 from memfit.runtime.compiling.planned_blocks import PlannedBlocks, first_line, original_of

@@ -15,11 +15,11 @@ from memfit.budgets import (
 from memfit.errors import InvalidParameterError
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Decision, FrontierPoint, Plan
+from memfit.infeasible_budget import SmallestPlan, infeasible_budget
 from memfit.layers.checkpoint_plan import build_checkpoint_plan
 from memfit.layers.strategies import LayerStrategy, NoCheckpointing
 from memfit.planning.candidates.pool import Candidate
 from memfit.planning.forced import NOTHING_FORCED, Forced, forced_values
-from memfit.planning.infeasible import infeasible
 from memfit.planning.known_steps import KnownStep, known_step
 from memfit.planning.offload.offloadable import host_bytes_of, most_offloaded_bytes
 from memfit.planning.partitions.compiled_plans import frontier_of_compiled, plan_of_compiled
@@ -86,7 +86,10 @@ def plan(
     choices = _Choices(known, forced, host_bytes)
     place = choices.first_within(budget_bytes)
     if place is None:
-        raise infeasible(known, choices.smallest(), choices.exploration.least_peak_bytes, budget_bytes, host_bytes)
+        smallest = choices.smallest()
+        simulation = known.simulation(smallest.recomputed, smallest.offloading)
+        facts = SmallestPlan(known.peak_bytes(smallest), simulation.peak_op_index, simulation.live_at_peak)
+        raise infeasible_budget(profile, facts, choices.exploration.least_peak_bytes, budget_bytes, host_bytes)
     return choices.plan_at(place, budget_bytes)
 
 

@@ -14,8 +14,8 @@ from memfit.errors import InvalidParameterError
 from memfit.graph.names import is_within, parse_value_name
 from memfit.graph.plan import FrontierPoint
 from memfit.graph.plan_file import plan_text
+from memfit.infeasible_budget import LiveBytes
 from memfit.planning.simulate.simulator import simulated
-from memfit.planning.simulate.walk import LiveBytes
 from memfit.planning.step import Bytes, Step
 from memfit.report.compiled_document import CompiledStep
 from memfit.report.memory_kinds import memory_kinds, named_samples

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.graph.model_profile import ModelProfile
-from memfit.planning.simulate.walk import LiveBytes, Walk
+from memfit.infeasible_budget import LiveBytes
+from memfit.planning.simulate.walk import Walk
 from memfit.planning.step import Bytes, Step
 from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
 

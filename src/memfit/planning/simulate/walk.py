@@ -25,23 +25,12 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.graph.model_profile import Phase
+from memfit.infeasible_budget import BACKWARD_PASS, BEFORE_THE_STEP, LOSS, OPTIMIZER_STEP, LiveBytes
 from memfit.planning.simulate.copy_schedule import CopySchedule
 from memfit.planning.simulate.traffic import Buffer, Traffic
 from memfit.planning.step import NEVER, Bytes, Step
 from memfit.planning.step.offload_rules import NOTHING_OFFLOADED, Offloading
 from memfit.planning.step.seconds import NONE, Seconds
-
-BEFORE_THE_STEP = "(weights, optimizer state and batch)"
-LOSS = "(loss)"
-BACKWARD_PASS = "(backward pass)"
-OPTIMIZER_STEP = "(optimizer step)"
-
-
-class LiveBytes(NamedTuple):
-    """How much of what is live at some point was made in ``module``."""
-
-    module: str
-    num_bytes: int
 
 
 class Absence(NamedTuple):

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from memfit.errors import InfeasibleBudgetError
-from memfit.graph.model_profile import ModelProfile, Phase
+from memfit.graph.model_profile import ModelProfile, Phase, RecordedValue
 from memfit.graph.names import kind_from_before
-from memfit.planning.candidates.pool import Candidate
-from memfit.planning.known_steps import KnownStep
-from memfit.planning.simulate.walk import BACKWARD_PASS, BEFORE_THE_STEP, LOSS, OPTIMIZER_STEP, LiveBytes
-from memfit.planning.step import Step
 from memfit.units import format_bytes
+
+BEFORE_THE_STEP = "(weights, optimizer state and batch)"
+LOSS = "(loss)"
+BACKWARD_PASS = "(backward pass)"
+OPTIMIZER_STEP = "(optimizer step)"
+"""In place of a module, what made something that is live."""
+
+
+class LiveBytes(NamedTuple):
+    """How much of what is live at some point was made in ``module``."""
+
+    module: str
+    num_bytes: int
+
+
+class SmallestPlan(NamedTuple):
+    """What the error says of the plan with the smallest peak: its peak, as it is counted, where, and what is live."""
+
+    peak_bytes: int
+    peak_op_index: int
+    live_at_peak: Sequence[LiveBytes]
+
 
 # From this share of the smallest peak on, the logits and the optimizer state are named.
 _LARGE_SHARE = 0.05
@@ -23,35 +43,31 @@ _HELD_IN_WORDS = {
 }
 
 
-def infeasible(
-    known: KnownStep, smallest: Candidate, least_peak_bytes: int, budget_bytes: int, host_budget_bytes: int
+def infeasible_budget(
+    profile: ModelProfile, facts: SmallestPlan, least_peak_bytes: int, budget_bytes: int, host_budget_bytes: int
 ) -> InfeasibleBudgetError:
-    """Return the error for ``budget_bytes``, where ``smallest`` is the plan with the smallest peak that was found.
-
-    No plan that replays each op at most once has a peak below ``least_peak_bytes``.
-    """
-    smallest_bytes = known.peak_bytes(smallest)
-    step, simulation = known.step, known.simulation(smallest.recomputed, smallest.offloading)
+    """Return the error for a budget. No plan that replays each op at most once has less than ``least_peak_bytes``."""
+    smallest_bytes = facts.peak_bytes
     at_peak = "an empty step"
-    if step.num_ops:
-        op = step.profile.ops[simulation.peak_op_index]
+    if profile.ops:
+        op = profile.ops[facts.peak_op_index]
         place = f"the {op.phase} pass" if op.module is None else _module_in_words(op.module)
         at_peak = f"{op.op} in {place}"
-    held = ", ".join(_held_in_words(step.profile, live) for live in simulation.live_at_peak[:_MOST_NAMED])
+    held = ", ".join(_held_in_words(profile, live) for live in facts.live_at_peak[:_MOST_NAMED])
     advice = ["a smaller batch or model"]
-    optimizer_bytes = bytes_from_before(step.profile)["optimizer state"]
+    optimizer_bytes = bytes_from_before(profile)["optimizer state"]
     if optimizer_bytes >= _LARGE_SHARE * smallest_bytes:
         advice.append(f"an optimizer with less state ({format_bytes(optimizer_bytes)} here), such as an 8-bit one")
-    if step.profile.link is not None and not host_budget_bytes:
+    if profile.link is not None and not host_budget_bytes:
         advice.insert(0, 'offloading to the host\'s memory (host_budget="auto")')
-    logits = _logits(step)
-    if logits is not None and step.value_bytes[logits] >= _LARGE_SHARE * smallest_bytes:
-        maker = _module_in_words(step.profile.ops[step.value_op[logits]].module or "")
-        held += f"; with the logits, {format_bytes(step.value_bytes[logits])}, which {maker} makes"
+    logits = _logits(profile)
+    if logits is not None and logits.num_bytes >= _LARGE_SHARE * smallest_bytes:
+        maker = _module_in_words(_made_in(profile, logits) or "")
+        held += f"; with the logits, {format_bytes(logits.num_bytes)}, which {maker} makes"
         advice.insert(0, "computing the loss in chunks (chunk_loss=True)")
     return InfeasibleBudgetError(
         f"the smallest budget found for this step is {format_bytes(smallest_bytes)} "
-        f"({_bound(step, smallest_bytes, least_peak_bytes, host_budget_bytes)}), and the given one is "
+        f"({_bound(profile, smallest_bytes, least_peak_bytes, host_budget_bytes)}), and the given one is "
         f"{format_bytes(budget_bytes)} ({budget_bytes} bytes). What holds the peak: {held}; it is reached at "
         f"{at_peak}. Give at least budget={smallest_bytes}; what lowers the peak further: {', '.join(advice)}"
         f"{_limits(step.profile)}",
@@ -72,13 +88,13 @@ def bytes_from_before(profile: ModelProfile) -> Counter[str]:
     return num_bytes
 
 
-def _bound(step: Step, smallest_bytes: int, least_peak_bytes: int, host_budget_bytes: int) -> str:
+def _bound(profile: ModelProfile, smallest_bytes: int, least_peak_bytes: int, host_budget_bytes: int) -> str:
     if host_budget_bytes:
         return f"with {format_bytes(host_budget_bytes)} of the host's memory"
     bound = "no plan that replays each op at most once needs less"
     if least_peak_bytes < smallest_bytes:
         bound += f" than {format_bytes(least_peak_bytes)}"
-    return bound if step.profile.link is None else f"{bound} without the host's memory"
+    return bound if profile.link is None else f"{bound} without the host's memory"
 
 
 def _held_in_words(profile: ModelProfile, live: LiveBytes) -> str:
@@ -94,9 +110,13 @@ def _module_in_words(path: str) -> str:
     return path or "the model itself"
 
 
-def _logits(step: Step) -> int | None:
+def _made_in(profile: ModelProfile, value: RecordedValue) -> str | None:
+    return None if value.op_index is None else profile.ops[value.op_index].module
+
+
+def _logits(profile: ModelProfile) -> RecordedValue | None:
     """Return the largest value that the model makes and the loss reads."""
-    ops = step.profile.ops
-    read = {value for op in ops if op.module is None and op.phase is Phase.FORWARD for value in op.inputs}
-    of_model = [value for value in read if step.value_op[value] >= 0 and ops[step.value_op[value]].module is not None]
-    return max(of_model, key=lambda value: (step.value_bytes[value], value), default=None)
+    of_loss = [op for op in profile.ops if op.module is None and op.phase is Phase.FORWARD]
+    read = sorted({index for op in of_loss for index in op.inputs}, reverse=True)
+    of_model = [value for index in read if _made_in(profile, value := profile.values[index]) is not None]
+    return max(of_model, key=lambda value: value.num_bytes, default=None)
