@@ -1,14 +1,7 @@
-"""When copies of offloaded values start, and when memory is freed: the rules of ``runtime.engine.offloading``.
+"""When copies of offloaded values start, and when memory is freed.
 
-Values are numbered in the order in which their copies start. At most a window of bytes is being copied at a time.
-
-- *To the host.* The copy of a value starts when the value is made. Its memory is freed when the copies started since
-  exceed the window, or the forward pass ends.
-- *Back.* Whenever a dropped value is read that is not on the device, and before any replay for it, copies back are
-  started, the last offloaded value first, as long as the copies that are started and not yet read fit the window. A
-  value that is read before its turn is started then.
-
-Nothing depends on how fast copies are, so that memory is known to the byte beforehand.
+The rules are those of ``runtime.engine.offloading``, and described there. Values are numbered in the order in which
+their copies to the host start. Nothing depends on how fast copies are, so that memory is known to the byte beforehand.
 """
 
 from __future__ import annotations
