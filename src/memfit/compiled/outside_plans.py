@@ -15,7 +15,7 @@ from memfit.graph.model_profile import ModelProfile, Phase, Replay
 from memfit.graph.names import is_within
 from memfit.graph.plan import Plan
 from memfit.planning.known_steps import known_step
-from memfit.planning.partitions.outside_values import plan_outside, saved_in, writers
+from memfit.planning.partitions.outside_values import modules_saving, modules_writing, plan_outside
 from memfit.planning.step import Step
 
 # Less than this share of the plain peak is not worth the trial runs.
@@ -52,8 +52,8 @@ def _candidates(profile: ModelProfile, blocks: Sequence[str]) -> set[int]:
         index
         for index in step.may_be_recomputed
         if is_apart(profile.ops[step.value_op[index]].module)
-        and all(is_apart(module) for module in saved_in(profile, index))
-        and all(is_apart(module) for module in writers(profile, [index]))
+        and all(is_apart(module) for module in modules_saving(profile, index))
+        and all(is_apart(module) for module in modules_writing(profile, [index]))
     }
 
 
