@@ -70,7 +70,7 @@ def infeasible_budget(
         f"({_bound(profile, smallest_bytes, least_peak_bytes, host_budget_bytes)}), and the given one is "
         f"{format_bytes(budget_bytes)} ({budget_bytes} bytes). What holds the peak: {held}; it is reached at "
         f"{at_peak}. Give at least budget={smallest_bytes}; what lowers the peak further: {', '.join(advice)}"
-        f"{_limits(step.profile)}",
+        f"{_limits(profile)}",
         minimum_bytes=smallest_bytes,
     )
 
