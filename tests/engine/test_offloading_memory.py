@@ -64,7 +64,7 @@ class Seen:
         return self._in_values(self._meter.peak_bytes)
 
     @contextmanager
-    def save_hooks(self, model: Chain) -> Iterator[None]:
+    def recording(self, model: Chain) -> Iterator[None]:
         """Note what lives after each link of the forward pass, and when the gradient of each has been computed."""
 
         def after_link(_module: nn.Module, _inputs: object, output: Tensor) -> None:
@@ -90,7 +90,7 @@ def seen_in_a_step(window_bytes: int, *, offloads: bool = True) -> Seen:
     plan = plan_by_op(model, x, offload=["aten.tanh"] if offloads else [], window_bytes=window_bytes)
     with memfit.apply(model, plan):
         seen = Seen()
-        with seen.save_hooks(model):
+        with seen.recording(model):
             model(x).backward()
     return seen
 

@@ -79,7 +79,7 @@ class ModuleScopes:
         return self._is_in_forward
 
     @contextmanager
-    def save_hooks(self, model: nn.Module) -> Iterator[None]:
+    def tracking(self, model: nn.Module) -> Iterator[None]:
         """Follow the modules of ``model`` inside the block."""
         paths: dict[int, list[str]] = {}
         modules: dict[int, nn.Module] = {}

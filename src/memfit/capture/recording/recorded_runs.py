@@ -27,7 +27,7 @@ def record_step(step: TrainingStep, device: torch.device, is_outside: IsOutside)
     scopes = ModuleScopes()
     recorder = StepRecorder(scopes, device, step.tensors(), is_outside, buffers=_buffers_of(step))
     try:
-        with scopes.save_hooks(bare_model(step.model)), no_garbage_collection(), recorder.recording_ops():
+        with scopes.tracking(bare_model(step.model)), no_garbage_collection(), recorder.recording_ops():
             step.run(recorder.enter_phase if step.has_exact_phases else None)
     finally:
         recording = recorder.close()
@@ -83,7 +83,7 @@ def _bytes_left_behind(step: TrainingStep, state: KeptState, device: torch.devic
     recorder = StepRecorder(scopes, device, step.tensors(), existed_before)
     with state.kept(), no_garbage_collection():
         try:
-            with scopes.save_hooks(bare_model(step.model)), recorder.recording_ops():
+            with scopes.tracking(bare_model(step.model)), recorder.recording_ops():
                 step.run(recorder.enter_phase if step.has_exact_phases else None)
                 num_ops = len(recorder.recording.ops)
                 state.begin_next()

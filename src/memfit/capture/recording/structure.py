@@ -69,7 +69,7 @@ def structure_of_run(step: TrainingStep, device: torch.device, run_op: RunOp, *,
     scopes = ModuleScopes()
     counter = _OpCounter(scopes, run_op)
     run = step.run if whole or step.arguments.step is not None else step.run_forward
-    with scopes.save_hooks(bare_model(step.model)), no_garbage_collection(), counter:
+    with scopes.tracking(bare_model(step.model)), no_garbage_collection(), counter:
         peak_bytes = allocated_peak(run, device)
     return Structure(counter.num_calls, dict(scopes.seen), peak_bytes)
 
