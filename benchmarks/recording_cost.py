@@ -2,7 +2,7 @@
 
     python benchmarks/recording_cost.py
 
-The best of many forward passes in process time on one thread; the tensors are tiny, so that listening is what is timed.
+The best of many forward passes in process time on one thread; the tensors are tiny, so that recording is what is timed.
 """
 
 from __future__ import annotations

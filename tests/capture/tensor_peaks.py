@@ -39,7 +39,7 @@ def described_ops(profile: ModelProfile) -> list[dict[str, Any]]:
 
 
 def described_values(profile: ModelProfile) -> list[dict[str, Any]]:
-    """Return the values of tensors by their labels, in an order that does not tell when they were first met."""
+    """Return the values of tensors by their labels, in an order that does not depend on when they were first met."""
     labels = _labels(profile)
     first_of_storage: dict[int, str] = {}
     described = []

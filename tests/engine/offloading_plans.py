@@ -22,7 +22,7 @@ WINDOWS = (NOTHING, SOME, EVERYTHING)
 
 
 def plan_with(profile: memfit.ModelProfile, decide: Callable[[str], Decision], window_bytes: int) -> memfit.Plan:
-    """Return the plan that does with each value of the step what ``decide`` says of its name, listening everywhere.
+    """Return the plan that does with each value of the step what ``decide`` says of its name, recording everywhere.
 
     Values that did not come back in trials are saved: a kernel that nobody hears may write them after they left.
     """

@@ -194,7 +194,7 @@ def test_autocast_copies_of_weights_are_dropped_and_cast_again() -> None:
     assert plain - planned == 3 * weight_copy + batch_copy
 
 
-def test_ops_outside_planned_regions_are_not_listened_to(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ops_outside_planned_modules_are_not_recorded(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, batch = GPT(), tokens()
     plan = memfit.plan(
@@ -203,26 +203,26 @@ def test_ops_outside_planned_regions_are_not_listened_to(engine: str, monkeypatc
     assert plan.recorded_modules == ("blocks.3.activation",)
     # The linear layer after it is what saves its result.
     assert plan.hooked_modules == ("blocks.3.down",)
-    heard: list[str] = []
+    seen: list[str] = []
     if engine == "Python":
-        listen = memfit.runtime.engine.tape.Tape.__torch_dispatch__
+        dispatch = memfit.runtime.engine.tape.Tape.__torch_dispatch__
 
-        def listening(self: object, op: object, *args: object, **kwargs: object) -> object:
-            heard.append(str(op))
-            return listen(self, op, *args, **kwargs)
+        def recording(self: object, op: object, *args: object, **kwargs: object) -> object:
+            seen.append(str(op))
+            return dispatch(self, op, *args, **kwargs)
 
-        monkeypatch.setattr(memfit.runtime.engine.tape.Tape, "__torch_dispatch__", listening)
+        monkeypatch.setattr(memfit.runtime.engine.tape.Tape, "__torch_dispatch__", recording)
         with memfit.apply(model, plan):
             model(batch).backward()
-        assert heard == ["aten.gelu.default"]
+        assert seen == ["aten.gelu.default"]
         return
     native = native_module()
     for name, module in model.named_modules():
-        module.register_forward_pre_hook(lambda *_, name=name: heard.append(name) if native.is_recording() else None)
+        module.register_forward_pre_hook(lambda *_, name=name: seen.append(name) if native.is_recording() else None)
     activation = model.blocks[3].activation
     forward = activation.forward
     # Hooks run around what stands in for forward; this runs inside it.
-    activation.forward = lambda x: (heard.append(f"inside: {native.is_recording()}"), forward(x))[1]
+    activation.forward = lambda x: (seen.append(f"inside: {native.is_recording()}"), forward(x))[1]
     with memfit.apply(model, plan):
         model(batch).backward()
-    assert heard == ["inside: True"]
+    assert seen == ["inside: True"]

@@ -117,7 +117,7 @@ def test_hooks_around_the_model_are_served_by_the_tape_in_python() -> None:
     assert isinstance(new_tape(), NativeTape)
 
 
-def test_where_somebody_listens_already_the_tape_is_in_python() -> None:
+def test_where_another_tape_records_already_the_tape_is_in_python() -> None:
     kinds: list[type] = []
     tape = new_tape()
     tape.run(PlannedModule("", nn.Identity(), {}, hooks_saves=False), lambda: kinds.append(type(new_tape())), (), {})

@@ -121,13 +121,13 @@ def test_another_stream_that_reads_waits_too_and_the_memory_is_the_first_ones(st
 
 def test_a_write_waits_for_the_copy_and_one_that_was_not_heard_tears_it(streams: NotedStreams) -> None:
     passes = new_offloading()
-    heard, unheard = streams.value(0), streams.value(1)
-    copies = [sent(passes, tensor, window_values=2) for tensor in (heard, unheard)]
+    recorded, unrecorded = streams.value(0), streams.value(1)
+    copies = [sent(passes, tensor, window_values=2) for tensor in (recorded, unrecorded)]
     streams.since()
     copies[0].before_write(num_counted=0)
     assert streams.since() == ["main waits for copy 0 out"]
-    streams.write(heard)
-    streams.write(unheard)
+    streams.write(recorded)
+    streams.write(unrecorded)
     passes.end_forward()
     assert streams.content(copies[0]) == {0}
     with pytest.raises(StaleValueError, match=r"blocks\.0::aten\.gelu .* \(version 1, was 0\)"):

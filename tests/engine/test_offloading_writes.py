@@ -79,7 +79,7 @@ def write_twice(product: Tensor) -> None:
 @pytest.mark.parametrize(
     "write", [add_in_place, zero_a_part, write_twice, tripled_in_place], ids=["all", "part", "twice", "library"]
 )
-def test_a_write_that_is_heard_waits_for_the_copy(
+def test_a_write_that_is_recorded_waits_for_the_copy(
     write: Callable[[Tensor], Any], window_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Writes(write)
@@ -91,14 +91,14 @@ def test_a_write_that_is_heard_waits_for_the_copy(
     assert copies
 
 
-def unheard(plan: memfit.Plan) -> memfit.Plan:
-    """Return the plan that listens only where the product is made."""
+def unrecorded(plan: memfit.Plan) -> memfit.Plan:
+    """Return the plan that records only where the product is made."""
     return replace(plan, recorded_modules=("maker",), hooked_modules=("maker",))
 
 
 def test_a_write_that_nobody_hears_tears_what_is_still_leaving() -> None:
     model = Writes(add_in_place)
-    plan = unheard(plan_for(model, EVERYTHING))
+    plan = unrecorded(plan_for(model, EVERYTHING))
     message = r"maker::aten\.mul was changed while it was being copied .* \(version 1, was 0\)"
     with memfit.apply(model, plan):
         loss = model(batch())
@@ -112,17 +112,17 @@ def test_a_write_that_nobody_hears_tears_what_is_still_leaving() -> None:
 def test_a_write_that_nobody_hears_comes_too_late_for_what_has_left() -> None:
     model = Writes(add_in_place)
     plain = gradient(model)
-    with memfit.apply(model, unheard(plan_for(model, window_bytes=0))):
+    with memfit.apply(model, unrecorded(plan_for(model, window_bytes=0))):
         assert torch.equal(gradient(model), plain)
     # One byte less than the product takes lets it go at once, too; its own size does not.
     num_bytes = batch().nbytes
-    with memfit.apply(model, unheard(plan_for(model, num_bytes - 1))):
+    with memfit.apply(model, unrecorded(plan_for(model, num_bytes - 1))):
         assert torch.equal(gradient(model), plain)
-    with memfit.apply(model, unheard(plan_for(model, num_bytes))), pytest.raises(memfit.StaleValueError):
+    with memfit.apply(model, unrecorded(plan_for(model, num_bytes))), pytest.raises(memfit.StaleValueError):
         gradient(model)
 
 
-def test_a_write_that_is_heard_after_one_that_is_not() -> None:
+def test_a_write_that_is_recorded_after_one_that_is_not() -> None:
     class WritesTwice(Writes):
         def __init__(self) -> None:
             super().__init__(add_in_place)
@@ -190,7 +190,7 @@ def test_ops_that_work_in_place(
     assert len(copies) == num_copies
 
 
-class WrittenUnheard(nn.Module):
+class WrittenUnrecorded(nn.Module):
     """Negates in place, and something writes once more after that."""
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class Negated(Maker):
 
 
 def test_a_write_that_nobody_hears_tears_the_result_of_a_write_that_is_leaving() -> None:
-    model = WrittenUnheard()
+    model = WrittenUnrecorded()
     plan = plan_by_op(model, batch(), offload=["aten.neg_"], recompute=["aten.add"], window_bytes=EVERYTHING)
     message = r"negated::aten\.neg_ was changed while it was being copied .* \(version 2, was 1\)"
     with memfit.apply(model, replace(plan, recorded_modules=("negated",), hooked_modules=("negated",))):

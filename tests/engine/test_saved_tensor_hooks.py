@@ -107,7 +107,7 @@ def test_from_another_call_on_all_is_asked_about_and_known_the_next_time(passes:
         watched = passes.run(three, x, torch.cos)
     assert watched == [False, False, False]
     assert passes.run(three, x, torch.square) == [False, False, True]
-    # What was saved for the new call was not looked at, because it was heard only then: the next time it is.
+    # What was saved for the new call was not looked at, because the call was recorded only then: the next time it is.
     assert passes.run(three, x, torch.square) == [False, True, False]
 
 
@@ -139,7 +139,7 @@ def test_what_requires_gradients_may_change(passes: Passes, x: Tensor) -> None:
     for weight in weights:
         weight.requires_grad_()
     results = passes.run(scaled, x)
-    # In the first, what is saved is the output of the call just heard, which was watched for `exp` itself.
+    # In the first, what is saved is the output of the call just recorded, which was hooked for `exp` itself.
     assert [is_watched(result) for result in results] == [True, True, True]
     for _ in range(2):
         results = passes.run(scaled, x)
@@ -226,7 +226,7 @@ def test_a_backward_pass_within_the_forward_pass(passes: Passes, x: Tensor) -> N
     def with_forces(x: Tensor) -> tuple[Tensor, Tensor]:
         dropped = x.exp()
         (force,) = torch.autograd.grad(x.sin().cos().sum(), x, create_graph=True)
-        # Saved before anything is heard after that pass.
+        # Saved before anything is recorded after that pass.
         return dropped.sin(), force.sin()
 
     gradients = []

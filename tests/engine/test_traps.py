@@ -273,8 +273,8 @@ def test_trap_05_a_written_part_counts_as_a_write() -> None:
     assert_same_as_plain(Model(compute), batch())
 
 
-@pytest.mark.parametrize("listens_at_root", [False, True])
-def test_trap_05_a_write_that_the_profile_did_not_see(listens_at_root: bool) -> None:
+@pytest.mark.parametrize("records_at_root", [False, True])
+def test_trap_05_a_write_that_the_profile_did_not_see(records_at_root: bool) -> None:
     class Outside(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -292,9 +292,9 @@ def test_trap_05_a_write_that_the_profile_did_not_see(listens_at_root: bool) -> 
     plan = memfit.plan(
         memfit.profile(model, x),
         strategy=memfit.NoCheckpointing(),
-        force_recompute=["*"] if listens_at_root else ["blocks.2", "blocks.3"],
+        force_recompute=["*"] if records_at_root else ["blocks.2", "blocks.3"],
     )
-    assert ("" in plan.recorded_modules) is listens_at_root
+    assert ("" in plan.recorded_modules) is records_at_root
     model.is_writing = True
     plain = gradients(model, x)
     with memfit.apply(model, plan):

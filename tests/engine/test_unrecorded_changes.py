@@ -1,4 +1,4 @@
-"""What changes unheard, or in ways that nobody counts: the gradients are the plain step's, or there is an error."""
+"""Changes that are not recorded, or not counted: the gradients are the plain step's, or there is an error."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_statistics_that_a_batch_norm_updates_later() -> None:
     assert_same_gradients(model, plan, batch())
 
 
-def test_an_op_of_a_library_that_counts_its_write_before_it_is_heard() -> None:
+def test_an_op_of_a_library_that_counts_its_write_before_it_is_recorded() -> None:
     model = Model(lambda _, read: doubled_in_place(read))
     assert_same_gradients(model, plan_for(model, batch(), batch()), batch(), batch())
 
@@ -95,7 +95,7 @@ class Writer(nn.Module):
 
 
 class WritesTwice(nn.Module):
-    """Two writes to what was read: the first one's branch is not profiled, so that nobody listens there."""
+    """Two writes to what was read: the first one's branch is not profiled, so that nothing is recorded there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class WritesTwice(nn.Module):
         return made.sum() + self.writer(read).sum() + rest.sum()
 
 
-def test_a_write_that_was_not_heard_before_one_that_is() -> None:
+def test_a_write_that_was_not_recorded_before_one_that_is() -> None:
     model = WritesTwice()
     plan = plan_for(model, batch(), recompute="reader")
     assert plan.recorded_modules == ("reader", "writer")

@@ -14,7 +14,7 @@ from memfit.runtime.engine.planned_modules import Fate, PlannedModule
 
 
 def loss_by_tape(planned: PlannedModule, forward: Callable[[], Tensor]) -> tuple[Tensor, bool]:
-    """Return the loss, and whether the tape heard what the planned expects."""
+    """Return the loss, and whether the calls were as many as the planned module expects."""
     tape = new_tape()
     reports: list[UnplannedCalls | None] = []
     tape.report = reports.append

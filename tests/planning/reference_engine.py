@@ -64,7 +64,7 @@ class DroppedUse:
 
 @dataclass
 class ReplayRecord:
-    """``number`` tells in which order records were written."""
+    """``number`` is the order in which records were written."""
 
     number: int
     op_index: int
@@ -141,9 +141,9 @@ class ReferenceEngine:
             if value in self.offloaded:
                 storage.dropped = self._send(index, value, storage)
             for save in values[value].saves:
-                # The engine listens inside the model only: what the loss saves is kept by autograd.
-                is_heard = save.op_index is None or self.profile.ops[save.op_index].module is not None
-                handle = DroppedUse(storage.dropped) if storage.dropped and is_heard else HeldTensor(storage)
+                # The engine hooks saves inside the model only: what the loss saves is kept by autograd.
+                is_hooked = save.op_index is None or self.profile.ops[save.op_index].module is not None
+                handle = DroppedUse(storage.dropped) if storage.dropped and is_hooked else HeldTensor(storage)
                 self.saves.append((save, value, handle))
 
     def _new_recipe(self, index: int, sources: list[HeldTensor | DroppedUse]) -> ReplayRecord:

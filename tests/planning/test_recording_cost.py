@@ -1,4 +1,4 @@
-"""Where the engine listens: the cheapest modules that have all in them that a plan needs, against all that could be."""
+"""Where the engine records: the cheapest modules that contain all that a plan needs, compared with all choices."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def profile_of(
 
 
 def cost_of_modules(chosen: tuple[str, ...], modules: list[str], inside: list[str], each: float) -> float:
-    heard = [module for module in inside if any(is_within(module, path) for path in chosen)]
+    recorded = [module for module in inside if any(is_within(module, path) for path in chosen)]
     # All ops of a module are of one kind here, so that each means another run of the module. The model runs once.
     num_entries = sum(modules.count(path) if path else 1 for path in chosen)
-    return COSTS.module_entry * num_entries + each * len(heard)
+    return COSTS.module_entry * num_entries + each * len(recorded)
 
 
 def cheapest(modules: list[str], needed: set[str], inside: list[str], each: float) -> float:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 class Kind:
     """One part of the state of objects: what they hold, and where that can change, how it is read and put back.
 
-    Where it is an array of bytes, of which there may be many, ``num_bytes`` tells how many. ``seed`` lets a random
+    Where it is an array of bytes, of which there may be many, ``num_bytes`` is how many. ``seed`` lets a random
     number generator begin anew.
     """
 

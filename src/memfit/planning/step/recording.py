@@ -43,7 +43,7 @@ Mask = npt.NDArray[np.bool_]
 class ChosenModules(NamedTuple):
     """The modules to record and those to hook, in the order in which they ran.
 
-    Where the whole model is recorded, its blocks are named beside it: they tell the calls of an op apart.
+    Where the whole model is recorded, its blocks are named as well: they identify the calls of an op.
     """
 
     recorded_modules: tuple[str, ...]
