@@ -20,6 +20,7 @@ from memfit.planning.candidates.price_sweep import price_sweeps
 from memfit.planning.candidates.slack import use_slack
 from memfit.planning.simulate.walk import Walk
 from memfit.planning.step import Step
+from memfit.planning.step.block_values import BlockValues
 
 # Yields sets of values to recompute, and may look at what is in the pool already.
 Proposer = Callable[[Pool], Iterable[Set[int]]]
@@ -63,6 +64,8 @@ def explored(
     """Return the plans for ``step``; ``forced`` values are recomputed in all of them, ``kept`` ones in none."""
     pool = Pool(step, forced=forced, kept=kept)
     pool.add(set())
+    # So that no budget which checkpointing of every block keeps is refused.
+    pool.add(BlockValues(step).inside(range(len(step.profile.blocks))))
     is_exact = len(values_that_matter(pool)) <= MOST_ENUMERATED_VALUES
     for propose in (all_choices,) if is_exact else proposers:
         pool.add_all(propose(pool))
