@@ -78,7 +78,7 @@ def _menu(graphs: Sequence[GraphVariants], num_cuts: int) -> tuple[Partition, ..
         low_price = cuts[min(1, len(cuts) - 1)].price
         by_torch = {graph.key: tuple(sorted(set(graph.torch_saved))) for graph, _ in known}
         partitions.append(Partition(TORCH, low_price, by_torch))
-    partitions += [_partition(_share_in_words(cut, cuts[0]), cut.price, known) for cut in cuts[1:-1]]
+    partitions += [_partition(_share_in_words(cut, cuts), cut.price, known) for cut in cuts[1:-1]]
     partitions.append(_partition(LEAST.name, LEAST.price, known))
     return tuple(_without_repetitions(partitions))
 
@@ -88,8 +88,11 @@ def _partition(name: str, price: float, graphs: Sequence[tuple[GraphVariants, Fo
     return Partition(name, price, saved)
 
 
-def _share_in_words(cut: GraphCut, everything: GraphCut) -> str:
-    return f"{100 * cut.saved_bytes / max(everything.saved_bytes, 1):.1f}% of bytes"
+def _share_in_words(cut: GraphCut, cuts: Sequence[GraphCut]) -> str:
+    """Return what ``cut`` saves of the bytes that the last of the ``cuts`` does not save and the first one does."""
+    least_bytes = cuts[-1].saved_bytes
+    share = (cut.saved_bytes - least_bytes) / max(cuts[0].saved_bytes - least_bytes, 1)
+    return f"{100 * share:.1f}% of bytes"
 
 
 def _without_repetitions(partitions: Sequence[Partition]) -> list[Partition]:

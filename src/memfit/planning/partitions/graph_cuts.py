@@ -25,7 +25,8 @@ from memfit.planning.candidates.min_cut import hull, maximum_flow_from
 
 # SciPy's flows are whole numbers of 32 bits. All costs and prices together are at most this many units.
 _TOTAL_UNITS = 2**28
-_INFINITE = 2**31 - 1
+# More than all units. A flow against an edge adds to what the edge may carry, and the sum must not overflow either.
+_INFINITE = 2**30
 # Hulls of blocks have a few dozen points; a menu needs their shape only.
 _MOST_CUTS = 16
 
