@@ -45,7 +45,15 @@ from memfit.graph.plan import Plan
 from memfit.progress import Progress
 from memfit.runtime.applying.apply import apply
 from memfit.runtime.compiling.planned_blocks import PlannedBlocks, first_line, original_of
-from memfit.verification.gradients import Gradients, difference_between, gradients_of, gradients_of_run
+from memfit.verification.gradients import (
+    NO_DIFFERENCE,
+    GradientDifference,
+    Gradients,
+    difference_between,
+    difference_from,
+    gradients_of,
+    gradients_of_run,
+)
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 3, 10
 _TIMING_SECONDS = 4.0
@@ -187,11 +195,11 @@ class _CompiledStep:
         reference: Gradients | None = None
         tolerance = tolerance_of(kinds)
         for place, trial in trials.items():
-            gradients = self._measure(trial)
+            gradients, difference = self._measure(trial, reference)
             self._progress.advance()
             if reference is None:
                 reference = gradients
-            is_equal = difference_between(reference, gradients).largest_distance <= tolerance
+            is_equal = difference.largest_distance <= tolerance
             if all(self._step.ranks.gathered(is_equal)):
                 kept[place] = trial
         kinds = tuple(
@@ -208,7 +216,7 @@ class _CompiledStep:
         measured = []
         for plan in plans_outside(self._plain, [path for kind in kinds for path in kind.blocks]):
             trial = _Trial(least.partitions, plan)
-            self._measure(trial)
+            self._measure(trial, {})
             is_alike = [(each.kind, each.path) for each in trial.borders] == [
                 (each.kind, each.path) for each in least.borders
             ]
@@ -216,18 +224,21 @@ class _CompiledStep:
                 measured.append(trial)
         return measured
 
-    def _measure(self, trial: _Trial) -> Gradients:
+    def _measure(self, trial: _Trial, reference: Gradients | None) -> tuple[Gradients, GradientDifference]:
+        """Measure the memory of a trial; return its gradients, or how they differ from a ``reference``."""
         with self._state.kept(), no_garbage_collection(), memory_meter_on(self._device, self._held) as meter:
             borders = MemoryBorders(meter)
             with self._running(trial, borders):
                 self._step.run()
             trial.borders = borders.borders()
             trial.saved_sizes = borders.saved_sizes
-            gradients = gradients_of(self._step)
-        if self._state.consumes_gradients:
-            with self._state.kept(), self._running(trial):
-                gradients = gradients_of_run(self._step)
-        return gradients
+            if not self._state.consumes_gradients:
+                if reference is None:
+                    return gradients_of(self._step), NO_DIFFERENCE
+                return {}, difference_from(reference, self._step)
+        with self._state.kept(), self._running(trial):
+            gradients = gradients_of_run(self._step)
+        return gradients, NO_DIFFERENCE if reference is None else difference_between(reference, gradients)
 
     def _time(self, trials: Sequence[_Trial]) -> float:
         """Time the trials interleaved with the plain step; return the plain step's seconds."""

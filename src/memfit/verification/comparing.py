@@ -13,7 +13,6 @@ from memfit.graph.plan import Plan
 from memfit.graph.verification import Quartiles
 from memfit.progress import Progress, Quiet
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
-from memfit.verification.gradients import difference_between
 from memfit.verification.methods import Way as Method
 from memfit.verification.methods import checkpointed, plain, planned
 from memfit.verification.trials import Measured, Trials
@@ -61,7 +60,8 @@ def _try_method(trials: Trials, method: Method, label: str, runs: dict[str, Meas
     """Run ``method`` twice, the second time measured; return why it failed, None where it did not."""
     try:
         trials.warm_up(method)
-        runs[label] = trials.measured(method)
+        reference = next(iter(runs.values())).gradients if runs else None
+        runs[label] = trials.measured(method, reference)
     except torch.OutOfMemoryError:
         return "out of memory"
     # Checkpointing may fail on a model in ways of its own; the other methods are still worth comparing.
@@ -82,5 +82,5 @@ def _result(label: str, runs: Mapping[str, Measured], seconds: Mapping[str, list
         step_seconds=median(own),
         overhead=median(own) / median(base) - 1,
         overhead_quartiles=Quartiles(low, high),
-        gradients_equal=not difference_between(runs[first].gradients, runs[label].gradients).names,
+        gradients_equal=not runs[label].difference.names,
     )

@@ -41,12 +41,20 @@ class GradientDifference:
     largest_distance: float
 
 
+NO_DIFFERENCE = GradientDifference((), 0.0, 0.0, 0.0)
+
+
 def gradients_of(step: TrainingStep) -> Gradients:
     """Return copies of the gradients there are now, of parameters and of leaves in the batch, in host memory.
 
     The device is to hold nothing on behalf of the comparison while other steps are measured on it.
     """
     return {name: _host_copy(leaf.grad) for name, leaf in _leaves_of(step)}
+
+
+def difference_from(reference: Gradients, step: TrainingStep) -> GradientDifference:
+    """Return how the gradients there are now differ from ``reference``, without copying all of them."""
+    return difference_between(reference, {name: _dense(leaf.grad) for name, leaf in _leaves_of(step)})
 
 
 def _leaves_of(step: TrainingStep) -> list[tuple[str, Tensor]]:
@@ -88,33 +96,44 @@ def difference_between(plain: Gradients, other: Gradients) -> GradientDifference
     # A gradient that only one of them has is None in the other.
     plain = {**dict.fromkeys(other), **plain}
     other = {**dict.fromkeys(plain), **other}
-    names = tuple(name for name, gradient in plain.items() if not _same(gradient, other[name]))
+    errors: dict[str, float] = {}
+    distances: dict[str, float] = {}
+    for name, gradient in plain.items():
+        one, another = _together(gradient, other[name])
+        if not _same(one, another):
+            errors[name], distances[name] = relative_error(one, another), _distance(one, another)
+    names = tuple(errors)
     if not names:
-        return GradientDifference((), 0.0, 0.0, 0.0)
-    errors, distances = [], {}
-    for name in names:
-        one, another = _where_fast(plain[name]), _where_fast(other[name])
-        errors.append(relative_error(one, another))
-        distances[name] = _distance(one, another)
-    lengths = {name: _length(moved) for name, each in plain.items() if (moved := _where_fast(each)) is not None}
+        return NO_DIFFERENCE
+    lengths = {name: _length(each) for name, each in plain.items() if each is not None}
     length = math.hypot(*lengths.values())
     if not length:
-        return GradientDifference(names, max(errors), math.inf, math.inf)
+        return GradientDifference(names, max(errors.values()), math.inf, math.inf)
     num_elements = sum(gradient.numel() for gradient in plain.values() if gradient is not None)
     shares = [
         distance / max(lengths.get(name, 0.0), length * math.sqrt(_num_elements(plain[name]) / num_elements))
         for name, distance in distances.items()
         if distance
     ]
-    return GradientDifference(names, max(errors), math.hypot(*distances.values()) / length, max(shares, default=0.0))
+    distance = math.hypot(*distances.values()) / length
+    return GradientDifference(names, max(errors.values()), distance, max(shares, default=0.0))
 
 
-def _where_fast(gradient: Tensor | None) -> Tensor | None:
-    """Return the gradient on the GPU where that has room to compare it: on the host a billion elements take minutes."""
-    if gradient is None or gradient.numel() < _FEWEST_MOVED or not torch.cuda.is_available():
-        return gradient
-    has_room = torch.cuda.mem_get_info()[0] > _BYTES_TO_COMPARE * gradient.numel()
-    return gradient.to("cuda") if has_room else gradient
+def _together(one: Tensor | None, another: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return both gradients on one device: on the GPU where that has room to compare them.
+
+    On the host a billion elements take minutes.
+    """
+    if one is None or another is None:
+        return one, another
+    device = _fast_device(one.numel())
+    return one.to(device), another.to(device)
+
+
+def _fast_device(num_elements: int) -> str:
+    if num_elements < _FEWEST_MOVED or not torch.cuda.is_available():
+        return "cpu"
+    return "cuda" if torch.cuda.mem_get_info()[0] > _BYTES_TO_COMPARE * num_elements else "cpu"
 
 
 def relative_error(plain: Tensor | None, other: Tensor | None) -> float:
@@ -148,7 +167,7 @@ def _num_elements(gradient: Tensor | None) -> int:
 
 
 def _length(gradient: Tensor) -> float:
-    wide = _wide(gradient)
+    wide = _wide(gradient.to(_fast_device(gradient.numel())))
     return float(torch.linalg.vector_norm(wide[wide.isfinite()]))
 
 
@@ -170,8 +189,12 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def _host_copy(gradient: Tensor | None) -> Tensor | None:
+    dense = _dense(gradient)
+    return None if dense is None else dense.to("cpu", copy=True)
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
     if gradient is None:
         return None
-    gradient = local_tensor(gradient)
-    dense = gradient.detach().to_dense() if gradient.layout is not torch.strided else gradient.detach()
-    return dense.to("cpu", copy=True)
+    gradient = local_tensor(gradient).detach()
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()

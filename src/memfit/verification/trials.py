@@ -19,7 +19,15 @@ from memfit.graph.inputs import Input
 from memfit.progress import Progress
 from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.applying.model_inputs import noting_inputs
-from memfit.verification.gradients import Gradients, gradients_of, gradients_of_run
+from memfit.verification.gradients import (
+    NO_DIFFERENCE,
+    GradientDifference,
+    Gradients,
+    difference_between,
+    difference_from,
+    gradients_of,
+    gradients_of_run,
+)
 from memfit.verification.methods import Way
 
 # Enough rounds for quartiles to mean something; more where steps are short, up to this many seconds of them.
@@ -29,10 +37,11 @@ _TIMING_SECONDS = 4.0
 
 
 class Measured(NamedTuple):
-    """The peak of one run of the step, and the gradients it left."""
+    """The peak of one run of the step, and the gradients it left; or how they differ from those of another run."""
 
     peak_bytes: int
     gradients: Gradients
+    difference: GradientDifference
 
 
 class Trials:
@@ -60,17 +69,22 @@ class Trials:
             num_runs += 1
         self.inputs = tuple(inputs)
 
-    def measured(self, way: Way) -> Measured:
-        """Return the peak and the gradients of a run."""
+    def measured(self, way: Way, reference: Gradients | None = None) -> Measured:
+        """Return the peak and the gradients of a run; with a ``reference``, how they differ from it instead."""
         held = self._tensors_from_outside()
         with self._state.kept(), way(self._step.model):
             with no_garbage_collection():
                 peak_bytes = allocated_peak(self._step.run, self.device, held)
-            gradients = gradients_of(self._step)
+            if reference is None or self._state.consumes_gradients:
+                gradients = gradients_of(self._step)
+            else:
+                return Measured(peak_bytes, {}, difference_from(reference, self._step))
         if self._state.consumes_gradients:
             with self._state.kept(), way(self._step.model):
                 gradients = gradients_of_run(self._step)
-        return Measured(peak_bytes, gradients)
+        if reference is None:
+            return Measured(peak_bytes, gradients, NO_DIFFERENCE)
+        return Measured(peak_bytes, {}, difference_between(reference, gradients))
 
     def seconds(self, way: Way) -> float:
         """Return how long a run takes."""

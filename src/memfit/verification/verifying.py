@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
@@ -24,10 +23,9 @@ from memfit.runtime.checks.input_check import warn_of_larger_inputs
 from memfit.runtime.checks.pass_check import warn_of_calls
 from memfit.runtime.chunked_loss.language_model_head import noting_type_of_logits
 from memfit.units import format_bytes
-from memfit.verification.gradients import GradientDifference, difference_between
 from memfit.verification.machine import device_name
 from memfit.verification.methods import Planned, Way, compiled_reference, plain, planned
-from memfit.verification.trials import Measured, Trials
+from memfit.verification.trials import Trials
 
 
 def verify(
@@ -93,21 +91,6 @@ def faster_of(step: TrainingStep, plans: Sequence[Plan], progress: Progress) -> 
     return step.ranks.agreed(medians.index(min(medians)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    reference: Measured
-    planned: Measured
-    reference_again: Measured
-
-    @property
-    def difference(self) -> GradientDifference:
-        return difference_between(self.reference.gradients, self.planned.gradients)
-
-    @property
-    def noise(self) -> GradientDifference:
-        return difference_between(self.reference.gradients, self.reference_again.gradients)
-
-
 def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verification:
     trials = Trials(step)
     with trials.kept_optimizer():
@@ -124,22 +107,23 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
             if way is not plain:
                 trials.warm_up(way)
                 progress.advance()
-        runs = []
-        for way in (reference, by_plan, reference):
-            runs.append(trials.measured(way))
-            progress.advance()
-        comparison = _Comparison(*runs)
-        plain_peak_bytes = runs[0].peak_bytes if reference is plain else trials.measured(plain).peak_bytes
+        of_reference = trials.measured(reference)
+        progress.advance()
+        of_plan = trials.measured(by_plan, of_reference.gradients)
+        progress.advance()
+        noise = trials.measured(reference, of_reference.gradients).difference
+        progress.advance()
+        plain_peak_bytes = of_reference.peak_bytes if reference is plain else trials.measured(plain, {}).peak_bytes
         plain_seconds, seconds = trials.seconds_in_turns((plain, by_plan), progress)
     _warn_of_larger_inputs(plan, trials)
-    num_gradients = sum(gradient is not None for gradient in comparison.reference.gradients.values())
+    num_gradients = sum(gradient is not None for gradient in of_reference.gradients.values())
     if not num_gradients:
         raise VerificationError(
             "no gradient was compared: after the plain step every gradient is None. Leave zero_grad() out of the step, "
             "or put it at its beginning; and check that the loss depends on parameters of the model that require "
             "gradients"
         )
-    difference, noise = comparison.difference, comparison.noise
+    difference = of_plan.difference
     ratios = [ours / theirs - 1 for theirs, ours in zip(plain_seconds, seconds, strict=True)]
     return Verification(
         gradients_equal=not difference.names,
@@ -153,7 +137,7 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         differing_parameters=difference.names,
         plain_peak_bytes=plain_peak_bytes,
         compared_with="plain step" if plan.compiled is None else "compiled step that saves everything",
-        peak_bytes=comparison.planned.peak_bytes,
+        peak_bytes=of_plan.peak_bytes,
         plain_step_seconds=median(plain_seconds),
         plain_step_quartiles_seconds=_quartiles(plain_seconds),
         overhead=median(seconds) / median(plain_seconds) - 1,
