@@ -11,9 +11,11 @@ one core of the host, or to two (--cores): one for forward passes, one for all o
 Each model's results are written to DIR/MODEL.json as soon as they are complete. With --compiled, torch.compile per
 block is measured instead, beside the plain step, into DIR/MODEL-compiled.json. With --strategies, memfit's own layer
 strategies are the baselines, into DIR/MODEL-strategies.json; with --captured, steps are captured into CUDA graphs, into
-DIR/MODEL-captured.json. With --offloading, plans that may use the host's memory are measured too, and written with
-torch's methods into DIR/MODEL-offloading.json; with --offloading alone, no other plans are. With --small, the models
-are tiny and run on the CPU in a minute: to try the script, not for the numbers.
+DIR/MODEL-captured.json. With --compiled-plans, memfit's plans for compiled blocks are measured, with a chunked loss and
+with the host's memory where that is required, into DIR/MODEL-compiled-plans.json. With --offloading, plans that may use
+the host's memory are measured too, and written with torch's methods into DIR/MODEL-offloading.json; with --offloading
+alone, no other plans are. With --small, the models are tiny and run on the CPU in a minute: to try the script, not for
+the numbers.
 """
 
 from __future__ import annotations
@@ -194,13 +196,18 @@ def run_and_write(name: str, device: torch.device, options: argparse.Namespace) 
     num_steps = options.rounds * (options.steps or _STEPS_ALONE_IN_A_ROUND)
     if options.compiled:
         of_groups = {"compiled": run_compiled(name, subject, options, num_steps)}
+    elif options.compiled_plans:
+        from frontier_compiled_plans import run_compiled_plans
+
+        of_groups = {"compiled-plans": run_compiled_plans(name, subject, options, begin)}
     elif options.captured:
         of_groups = {"captured": run_captured(name, subject, options.points, num_steps, plan_data)}
     else:
         of_groups = run(name, subject, options, begin)
     for group, results in of_groups.items():
-        if "plans" in results:
-            print_predictions(results)
+        for each in [results, *results.get("groups", {}).values()]:
+            if "plans" in each:
+                print_predictions(each)
         if options.out is not None:
             write(options.out, name, group, results)
 
@@ -221,6 +228,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="write MODEL.json here, after each model")
     parser.add_argument("--profiles", type=Path, metavar="DIR", help="save the profiles here, to plan them elsewhere")
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile per block instead")
+    parser.add_argument(
+        "--compiled-plans", action="store_true", help="measure memfit's plans for compiled blocks instead"
+    )
     parser.add_argument("--captured", action="store_true", help="measure steps captured into CUDA graphs instead")
     parser.add_argument("--strategies", action="store_true", help="measure memfit's layer strategies as the peers")
     parser.add_argument(
@@ -287,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.small:
         # A handful of numbers is slower, not faster, on several threads.
         torch.set_num_threads(1)
-    if options.compiled:
+    if options.compiled or options.compiled_plans:
         # The compiler has processes of its own, and takes minutes on all cores.
         return measure_models(device, options)
     # Build the engine, if need be, before the process is pinned.

@@ -120,12 +120,22 @@ def enter_plans(race: Race, model: torch.nn.Module, plans: Plans) -> None:
     first_label: dict[tuple[Any, ...], str] = {(frozenset(), (), (), 0): PLAIN}
     for label, plan in ((f"{label}{plans.suffix}", plan) for label, plan in plans.plans.items()):
         dropped = frozenset(entry for entry in plan.decisions.items() if entry[1] is not memfit.Decision.SAVE)
-        what_it_does = (dropped, plan.recorded_modules, plan.hooked_modules, plan.window_bytes)
+        what_it_does = (
+            *(dropped, plan.recorded_modules, plan.hooked_modules, plan.window_bytes),
+            *_choices_of_compiled(plan),
+        )
         if what_it_does in first_label:
             race.enter_as(label, first_label[what_it_does])
         else:
             first_label[what_it_does] = label
             race.enter(label, lambda plan=plan: memfit.apply(model, plan))
+
+
+def _choices_of_compiled(plan: memfit.Plan) -> tuple[Any, ...]:
+    """Return what the plan decides beside the values of the eager engine; nothing for a plan without any of it."""
+    if plan.compiled is None:
+        return (plan.chunks_loss,) if plan.chunks_loss else ()
+    return plan.chunks_loss, frozenset(plan.compiled.choice.items()), frozenset(plan.compiled.offloaded.items())
 
 
 def enter_strategies(race: Race, model: torch.nn.Module, profile: memfit.ModelProfile) -> dict[str, int | None]:

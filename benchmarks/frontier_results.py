@@ -25,6 +25,18 @@ REQUIRED_RATIOS: Mapping[str, Mapping[float, float]] = {
     "llama-4096": {7.9: 1.04, 4.3: 1.155},
 }
 
+# The same with compiled blocks, by the group of plans.
+REQUIRED_COMPILED_RATIOS: Mapping[str, Mapping[str, Mapping[float, float]]] = {
+    "llama-2048": {
+        "chunked loss": {12.3: 0.70, 9.3: 0.74, 6.2: 0.79, 3.5: 0.83},
+        "chunked loss, the host's memory": {9.3: 0.70, 6.2: 0.75, 3.5: 0.80},
+    },
+    "llama-4096": {
+        "chunked loss": {5.2: 0.835, 4.1: 0.87, 3.0: 0.93},
+        "chunked loss, the host's memory": {3.0: 0.85},
+    },
+}
+
 
 def label_at(activations_gib: float) -> str:
     """Return what memfit's plan for so many GiB of activations is called."""

@@ -137,9 +137,9 @@ def test_two_methods_are_interleaved_and_warm_up_untimed(monkeypatch: pytest.Mon
     step = TrainingStep(Slowing(), StepArguments(torch.ones(3)))
     monkeypatch.setattr("memfit.capture.measuring.step_times.time.perf_counter", lambda: now)
     plain, other = timed_interleaved(step, torch.device("cpu"), KeptState(step), inside, num_rounds=5)
-    assert order == ([False] * 4 + [True] * 5) * 5
-    assert plain.forward_launched == 10 + 0.75
-    assert other.forward_launched == 100 + 15 + 0.75
+    assert order == ([False] * 2 + [True] * 3) * 5
+    assert plain.forward_launched == 6 + 0.25
+    assert other.forward_launched == 100 + 9 + 0.25
     assert (plain.backward_launched, other.backward_launched) == (0.0, 0.0)
 
 

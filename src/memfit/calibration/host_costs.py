@@ -46,7 +46,7 @@ TYPICAL_SECONDS = {
 # Disturbances of the host explain what lies outside of these factors.
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 0.2, 5.0
 # Interleaved rounds of plain and recorded steps: few where launching hardly matters, else more.
-_FEW_ROUNDS, _MANY_ROUNDS = 2, 7
+_FEW_ROUNDS, _MANY_ROUNDS = 1, 5
 # Less than steps differ from each other.
 _NO_DIFFERENCE = 0.01
 

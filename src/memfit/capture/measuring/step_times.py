@@ -18,6 +18,7 @@ from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import Phase
 
 _NUM_SYNCHRONIZED_STEPS = 4
+_NUM_INTERLEAVED_STEPS = 2
 # Long enough for a GPU to reach the temperature and clock of training, and longer than a disturbance of a shared host,
 # which lasts about half a second.
 _BACK_TO_BACK_SECONDS = 1.5
@@ -38,12 +39,14 @@ class SynchronizedStep(NamedTuple):
 
 def timed_synchronized(step: TrainingStep, device: torch.device, state: KeptState) -> SynchronizedStep:
     """Run the step several times, synchronizing with the device before and after each."""
-    return _lower_quartiles(_synchronized_timings(step, device, state))
+    return _lower_quartiles(_synchronized_timings(step, device, state, _NUM_SYNCHRONIZED_STEPS))
 
 
-def _synchronized_timings(step: TrainingStep, device: torch.device, state: KeptState) -> list[SynchronizedStep]:
+def _synchronized_timings(
+    step: TrainingStep, device: torch.device, state: KeptState, num_steps: int
+) -> list[SynchronizedStep]:
     timings: list[SynchronizedStep] = []
-    for _ in range(_NUM_SYNCHRONIZED_STEPS):
+    for _ in range(num_steps):
         with state.kept():
             wait_for(device)
             phases = [(time.perf_counter(), Phase.FORWARD)]
@@ -73,12 +76,12 @@ def timed_interleaved(
     plain: list[SynchronizedStep] = []
     other: list[SynchronizedStep] = []
     for _ in range(num_rounds):
-        plain += _synchronized_timings(step, device, state)
+        plain += _synchronized_timings(step, device, state, _NUM_INTERLEAVED_STEPS)
         with method():
             # The first step warms up.
             with state.kept():
                 step.run()
-            other += _synchronized_timings(step, device, state)
+            other += _synchronized_timings(step, device, state, _NUM_INTERLEAVED_STEPS)
     return _lower_quartiles(plain), _lower_quartiles(other)
 
 

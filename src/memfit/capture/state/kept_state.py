@@ -67,6 +67,7 @@ class KeptState:
         self._num_runs_to_watch = num_warm_up_steps(step.model)
         self._steps_optimizers = False
         self._attributes = AttributeSnapshot([])
+        self._num_optimizers_in_attributes = -1
         self._changes_attributes = False
         self._draws_random_numbers = False
         self._kept_gradients: list[tuple[Tensor, Tensor]] = []
@@ -91,7 +92,7 @@ class KeptState:
         """
         gradients = [(leaf, leaf.grad) for leaf in self._leaves]
         contents = [(leaf, leaf.detach()) for leaf in self._leaves if is_strided(leaf) and not is_dtensor(leaf)]
-        attributes = self._attributes = self._snapshot()
+        attributes = self._current_attributes()
         bindings = self._reached.bindings()
         self._begin_gradients()
         # Inside autocast, casts of weights are kept from pass to pass; each run is to make its own.
@@ -177,6 +178,13 @@ class KeptState:
         if self._changes_attributes and not self._step.num_steps_before:
             self._attributes.restore()
         self._seed()
+
+    def _current_attributes(self) -> AttributeSnapshot:
+        """Return the snapshot of an earlier run, which ended with all as it was; a new one where that is outdated."""
+        if self._num_optimizers_in_attributes != len(self._optimizers) or self._attributes.has_changed():
+            self._attributes = self._snapshot()
+            self._num_optimizers_in_attributes = len(self._optimizers)
+        return self._attributes
 
     def _snapshot(self) -> AttributeSnapshot:
         # What DDP knows in Python of its steps goes with what it knows in C++, which goes on.
