@@ -199,7 +199,9 @@ class _Fitting:
         if not profiles[0].compiled.kinds:
             return []
         if self._chunk_loss:
-            chunked = with_compiled_blocks(plain, self._step, self._progress, chunk_loss=True)
+            chunked = with_compiled_blocks(
+                plain, self._step, self._progress, chunk_loss=True, of_same_blocks=profiles[0].compiled
+            )
             if chunked.chunks_loss and chunked.compiled is not None:
                 # Both are compared with the step as it is.
                 plain_seconds = profiles[0].compiled.plain_seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, St
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import refuse_fsdp1
 from memfit.errors import InvalidParameterError, MemfitError
+from memfit.graph.compiled_data.compiled_blocks import CompiledProfile
 from memfit.graph.model_profile import ModelProfile
 from memfit.progress import Progress, Quiet, progress_on_terminal
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
@@ -45,12 +47,14 @@ def with_compiled_blocks(
     progress: Progress | None = None,
     *,
     chunk_loss: bool = False,
-    num_cuts: int = 4,
+    num_cuts: int = 5,
+    of_same_blocks: CompiledProfile | None = None,
 ) -> ModelProfile:
     """Return ``profile`` of ``step`` with what was measured of compiled blocks; with ``chunk_loss``, beside that.
 
-    ``num_cuts`` is how many partitions of each kind of block are tried besides torch's own: each takes seconds to
-    compile, and mixtures of a few are within a few percent of mixtures of many.
+    ``of_same_blocks`` describes a step in which the same blocks run, whose partitions are taken. ``num_cuts`` is how
+    many partitions of each kind of block are tried besides torch's own: each takes seconds to compile, and mixtures of
+    a few are within a few percent of mixtures of many.
     """
     # Importing torch's compiler takes seconds.
     from memfit.compiled.compiled_steps import profile_of_compiled_step
@@ -58,11 +62,9 @@ def with_compiled_blocks(
     shown = progress or Quiet()
     state = KeptState(step)
     with plans_set_aside(step.model), state.kept_optimizer():
-        if not chunk_loss:
-            return replace(profile, compiled=profile_of_compiled_step(step, state, shown, num_cuts, profile))
-        with loss_in_chunks(step.model) as lazy_head:
-            compiled = profile_of_compiled_step(step, state, shown, num_cuts, profile)
-        return replace(profile, compiled=compiled, chunks_loss=lazy_head.has_chunked)
+        with loss_in_chunks(step.model) if chunk_loss else nullcontext() as lazy_head:
+            compiled = profile_of_compiled_step(step, state, shown, num_cuts, profile, of_same_blocks)
+        return replace(profile, compiled=compiled, chunks_loss=lazy_head is not None and lazy_head.has_chunked)
 
 
 _PROFILE_OF_STEP = {"real": profile_of_real_step, "fake": profile_of_fake_step}

@@ -84,12 +84,18 @@ class _Trial:
 
 
 def profile_of_compiled_step(
-    step: TrainingStep, state: KeptState, progress: Progress, num_cuts: int, plain: ModelProfile
+    step: TrainingStep,
+    state: KeptState,
+    progress: Progress,
+    num_cuts: int,
+    plain: ModelProfile,
+    of_same_blocks: CompiledProfile | None = None,
 ) -> CompiledProfile:
     """Return what compiled blocks take in ``step``, inside the block of ``state.kept_optimizer()``.
 
     ``num_cuts`` is how many partitions each kind of block has, besides torch's own; ``plain`` is the profile of the
-    step without compiled blocks.
+    step without compiled blocks. ``of_same_blocks`` describes another step in which the same blocks run, such as the
+    one without a chunked loss: its partitions are taken, of which compiled code and gradients are known.
     """
     # Compiled code writes unseen, such as the running statistics of batch norms.
     buffers = [(buffer, buffer.detach().clone()) for buffer in step.model.buffers()]
@@ -97,7 +103,8 @@ def profile_of_compiled_step(
         # A plain run finds what each run must restore.
         with suppress(torch.OutOfMemoryError), state.kept():
             step.run()
-        return _CompiledStep(step, state, progress, num_cuts, plain).profile()
+        compiled_step = _CompiledStep(step, state, progress, num_cuts, plain)
+        return compiled_step.profile() if of_same_blocks is None else compiled_step.profile_by(of_same_blocks)
     finally:
         for buffer, content in buffers:
             if not same_bits(buffer, content):
@@ -123,12 +130,28 @@ class _CompiledStep:
         trials = self._compiled_trials(kinds)
         compile_seconds = time.perf_counter() - begin
         kinds, trials = self._with_equal_gradients(kinds, trials)
-        outside = self._outside_trials(kinds, list(trials.values()))
-        plain_seconds = self._time([*trials.values(), *outside])
+        return replace(self._timed_profile(kinds, list(trials.values())), compile_seconds=compile_seconds)
+
+    def profile_by(self, known: CompiledProfile) -> CompiledProfile:
+        """Return the profile with the partitions of another step's."""
+        self._not_compiled = dict(known.not_compiled)
+        num_places = max((len(kind.partitions) for kind in known.kinds), default=0)
+        trials = [_Trial(_partitions_at(known.kinds, place)) for place in range(num_places)]
+        self._progress.stage("measuring compiled blocks", num_steps=num_places)
+        self._held = self._tensors_from_outside()
+        for trial in trials:
+            with self._state.kept(), self._running(trial):
+                self._step.run()
+            self._measure(trial, {})
+            self._progress.advance()
+        return replace(self._timed_profile(known.kinds, trials), compile_seconds=known.compile_seconds)
+
+    def _timed_profile(self, kinds: tuple[CompiledKind, ...], trials: Sequence[_Trial]) -> CompiledProfile:
+        outside = self._outside_trials(kinds, trials)
+        plain_seconds = self._time([*trials, *outside])
         if not kinds:
-            return CompiledProfile((), (), (), plain_seconds, plain_seconds, compile_seconds, self._not_compiled)
-        profile = _described(kinds, list(trials.values()), plain_seconds, outside)
-        profile = replace(profile, compile_seconds=compile_seconds, not_compiled=self._not_compiled)
+            return CompiledProfile((), (), (), plain_seconds, plain_seconds, not_compiled=self._not_compiled)
+        profile = replace(_described(kinds, trials, plain_seconds, outside), not_compiled=self._not_compiled)
         # All processes plan with what the fullest one measured.
         return self._step.ranks.largest(profile, max(border.peak_bytes for border in trials[0].borders))
 

@@ -33,7 +33,7 @@ from memfit.verification.methods import Way
 # Enough rounds for quartiles to mean something; more where steps are short, up to this many seconds of them.
 _FEWEST_ROUNDS = 5
 _MOST_ROUNDS = 25
-_TIMING_SECONDS = 4.0
+_TIMING_SECONDS = 2.0
 
 
 class Measured(NamedTuple):

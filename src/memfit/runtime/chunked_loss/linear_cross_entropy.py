@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ _SMALL_LOGITS_BYTES = 32 * 2**20
 # So many rows of a gradient in a narrow type are widened at a time.
 _SCALED_ROWS = 4096
 _FLOAT16_SCALE = 2**-5
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def linear_cross_entropy(
@@ -107,7 +110,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 if not (needs_rows or needs_weight or needs_bias):
                     total += _loss(logits.to(wide), targets[part], options)[0]
                     continue
-                loss, gradient = _loss_and_gradient(rows)(logits, targets[part], options, wide)
+                loss_and_gradient = _kernels().loss_and_gradient if _runs_on_gpu(rows) else _eager_loss_and_gradient
+                loss, gradient = loss_and_gradient(logits, targets[part], options, wide)
                 del logits
                 total += loss
                 if rows_gradient is not None:
@@ -121,8 +125,8 @@ class _ChunkedLoss(torch.autograd.Function):
         scale = count.clamp(min=1).reciprocal()
         # Sums over tokens may be too large for a narrow type, means are not. The gradients of single tokens are scaled
         # in the backward pass: divided by the number of tokens, they would underflow in float16.
-        weight_gradient = None if weight_sum is None else weight_sum.mul_(scale).to(weight.dtype)
-        bias_gradient = None if bias_sum is None or bias is None else bias_sum.mul_(scale).to(bias.dtype)
+        weight_gradient = None if weight_sum is None else _scaled(weight_sum, scale, weight.dtype)
+        bias_gradient = None if bias_sum is None or bias is None else _scaled(bias_sum, scale, bias.dtype)
         ctx.save_for_backward(rows_gradient, weight_gradient, bias_gradient, scale)
         return total / count
 
@@ -133,9 +137,9 @@ class _ChunkedLoss(torch.autograd.Function):
         with torch.no_grad():
             factor = loss_gradient.to(scale.dtype)
             gradients = [
-                None if rows_gradient is None else _scaled(rows_gradient, factor * scale),
-                None if weight_gradient is None else _scaled(weight_gradient, factor),
-                None if bias_gradient is None else _scaled(bias_gradient, factor),
+                None if rows_gradient is None else _scaled(rows_gradient, factor * scale, rows_gradient.dtype),
+                None if weight_gradient is None else _scaled(weight_gradient, factor, weight_gradient.dtype),
+                None if bias_gradient is None else _scaled(bias_gradient, factor, bias_gradient.dtype),
             ]
         if is_differentiated:
             gradients = [None if each is None else _refusing_second_derivatives(each) for each in gradients]
@@ -163,20 +167,35 @@ def _refusing_second_derivatives(gradient: Tensor) -> Tensor:
     return refusing
 
 
-def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Return ``gradient * factor``, where the factor is not rounded to the gradient's type first."""
-    if gradient.dtype == factor.dtype:
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``gradient * factor`` in ``dtype``, where the factor is not rounded to the gradient's type first."""
+    if gradient.dtype == factor.dtype == dtype:
         return gradient * factor
-    scaled = torch.empty_like(gradient)
+    return (
+        _kernels().scaled(gradient, factor, dtype) if _runs_on_gpu(gradient) else _eager_scaled(gradient, factor, dtype)
+    )
+
+
+def _eager_scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scale so many rows at a time that what is widened takes little memory."""
+    scaled = torch.empty_like(gradient, dtype=dtype)
     for result, part in zip(scaled.split(_SCALED_ROWS), gradient.split(_SCALED_ROWS), strict=True):
         torch.mul(part.to(factor.dtype), factor, out=result)
     return scaled
+
+
+def _fusible_scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compute the same in one kernel."""
+    return (gradient.to(factor.dtype) * factor).to(dtype)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add ``left @ right`` to ``total``, which may be of a wider type."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif _runs_on_gpu(total) and torch.version.hip is None:
+        # Half the memory traffic of a product in the narrow type, and no rounding before the sum.
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     elif left.dtype == torch.float16:
         # A sum over thousands of tokens may pass the largest number of float16.
         total.add_(left @ (right * _FLOAT16_SCALE), alpha=1 / _FLOAT16_SCALE)
@@ -219,35 +238,45 @@ def _fusible_loss_and_gradient(
     return loss, gradient.to(narrow_logits.dtype)
 
 
-_LossAndGradient = Callable[[Tensor, Tensor, _Options, torch.dtype], tuple[Tensor, Tensor]]
+class _Kernels(NamedTuple):
+    """What is compiled on GPUs, where it is faster and takes less memory."""
 
-
-def _loss_and_gradient(rows: Tensor) -> _LossAndGradient:
-    """Return the compiled function on GPUs, where it is faster and takes less memory; the eager one elsewhere."""
-    if rows.device.type != "cuda" or torch.compiler.is_compiling() or isinstance(rows, FakeTensor):
-        return _eager_loss_and_gradient
-    return _compiled_or_eager()
+    loss_and_gradient: Callable[[Tensor, Tensor, _Options, torch.dtype], tuple[Tensor, Tensor]]
+    scaled: Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
 
 @cache
-def _compiled_or_eager() -> _LossAndGradient:
-    compiled = torch.compile(_fusible_loss_and_gradient)
+def _kernels() -> _Kernels:
+    return _Kernels(
+        _compiled_or_eager(_fusible_loss_and_gradient, _eager_loss_and_gradient),
+        _compiled_or_eager(_fusible_scaled, _eager_scaled),
+    )
+
+
+def _runs_on_gpu(tensor: Tensor) -> bool:
+    """Return whether kernels run on a GPU right now, rather than being traced."""
+    return tensor.device.type == "cuda" and not torch.compiler.is_compiling() and not isinstance(tensor, FakeTensor)
+
+
+def _compiled_or_eager(
+    fusible: Callable[_Arguments, _Result], eager: Callable[_Arguments, _Result]
+) -> Callable[_Arguments, _Result]:
+    """Return ``fusible`` compiled; where it cannot be, which its first call shows, ``eager``."""
+    compiled = torch.compile(fusible)
     failures: list[Exception] = []
 
-    def loss_and_gradient(
-        logits: Tensor, targets: Tensor, options: _Options, wide: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         if not failures:
             try:
-                return compiled(logits, targets, options, wide)
+                return compiled(*args, **kwargs)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 # No Triton, no C compiler, a device that is too old: what cannot be compiled runs in eager mode.
                 failures.append(error)
-        return _eager_loss_and_gradient(logits, targets, options, wide)
+        return eager(*args, **kwargs)
 
-    return loss_and_gradient
+    return call
 
 
 def _type_of_products(rows: Tensor) -> torch.dtype:
