@@ -46,6 +46,12 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     return document
 
 
+def contents_of(document: dict[str, Any], path: str | os.PathLike[str], kind: str, version: int) -> dict[str, Any]:
+    """Return what a ``document`` of that kind has besides its format and its version, which is at most ``version``."""
+    check_kind(document, path, expected=kind, version=version)
+    return {name: entry for name, entry in document.items() if name not in ("format", "version")}
+
+
 def check_kind(document: dict[str, Any], path: str | os.PathLike[str], *, expected: str, version: int) -> None:
     """Raise unless ``document`` is of the ``expected`` format, in a version from 1 to ``version``."""
     kind = document.get("format")

@@ -78,6 +78,7 @@ def test_what_is_wrong_with_a_plan_file_is_named(
         (("segments", 0, "num_held"), 99, "there are only 5 blocks"),
         (("segments", 0, "kind"), "sideways", "must be one of forward, backward, outside"),
         (("plain_seconds",), float("nan"), "must be a number|not valid JSON|NaN"),
+        (("plain_seconds",), 10**400, "plain_seconds must be a number; got 1000"),
     ],
 )
 def test_what_is_wrong_with_a_profile_file_is_named(

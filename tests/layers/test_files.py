@@ -102,14 +102,14 @@ def test_a_byte_order_mark_does_no_harm(file: Path) -> None:
         (layers_text({"layer_idx": 0}), r'layers\[0\]: "activation_size_bytes", .* is missing'),
         (
             layers_text({**LAYER, "layer_type": "Conv"}),
-            r'layers\[0\]: "layer_type" must be one of Attention, FFN.*\'Conv\'',
+            r"layers\[0\]: layer_type must be one of Attention, FFN.*\'Conv\'",
         ),
-        (layers_text({**LAYER, "layer_type": None}), r'"layer_type" must be one of .* got None'),
+        (layers_text({**LAYER, "layer_type": None}), r"layer_type must be one of .* got None"),
         (layers_text({**LAYER, "activation_size_bytes": -1}), r"layers\[0\]: activation_size_bytes must be .* got -1"),
         (layers_text({**LAYER, "recompute_flops": 1.5}), r"layers\[0\]: recompute_flops must be .* got 1\.5"),
         (layers_text({**LAYER, "recompute_flops": 2**64}), r"recompute_flops must be .* at most 18446744073709551615"),
         (layers_text({**LAYER, "layer_idx": "0"}), r"layers\[0\]: layer_idx must be .* got '0'"),
-        (layers_text({**LAYER, "name": 7}), r"layers\[0\]: name must be a string"),
+        (layers_text({**LAYER, "name": 7}), r"layers\[0\]: name must be a text"),
         (
             layers_text(LAYER, {**LAYER, "layer_idx": 1}, LAYER),
             r"layer_idx 0 is given twice, in layers\[0\] and layers\[2\]",

@@ -10,10 +10,9 @@ from tests.report.planned_steps import point_recomputing
 from tests.report.test_page_document import index_of, two_blocks
 from tests.verification.test_verification_file import example
 
-from memfit.graph.method_result import MethodResult
 from memfit.graph.model_profile import Link
 from memfit.graph.plan import Decision, FrontierPoint
-from memfit.graph.verification import Quartiles
+from memfit.graph.verification import MethodResult, Quartiles
 from memfit.report.step_tables import (
     comparison_table,
     frontier_table,

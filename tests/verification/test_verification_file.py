@@ -121,7 +121,7 @@ def test_a_peak_over_its_prediction_is_told_as_a_share_of_it() -> None:
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Verification)])
-@pytest.mark.parametrize("wrong", [object, {}, [1], -1.5j])
+@pytest.mark.parametrize("wrong", [object, {}, [1], -1.5j, 10**400])
 def test_a_field_of_the_wrong_kind_is_refused_by_name(name: str, wrong: object) -> None:
     document = verification_document(example()) | {name: wrong}
     with pytest.raises(PlanFileError, match=f"file: {name} must be"):

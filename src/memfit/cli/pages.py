@@ -11,10 +11,9 @@ from memfit.units import format_bytes
 
 if TYPE_CHECKING:
     from memfit.fitted import Fitted
-    from memfit.graph.method_result import MethodResult
     from memfit.graph.model_profile import ModelProfile
     from memfit.graph.plan import FrontierPoint, Plan
-    from memfit.graph.verification import Verification
+    from memfit.graph.verification import MethodResult, Verification
     from memfit.report.page_data import Mark, ReportData, SizeCurve
     from memfit.tuning.tuned import Tuned
 

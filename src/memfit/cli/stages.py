@@ -14,10 +14,9 @@ from memfit.progress import progress_of_command
 
 if TYPE_CHECKING:
     from memfit.fitted import Fitted
-    from memfit.graph.method_result import MethodResult
     from memfit.graph.model_profile import ModelProfile
     from memfit.graph.plan import FrontierPoint, Plan
-    from memfit.graph.verification import Verification
+    from memfit.graph.verification import MethodResult, Verification
     from memfit.tuning.tuned import Tuned
 
 _WHILE_RUNNING = "while the model ran"

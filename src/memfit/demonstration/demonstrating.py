@@ -13,9 +13,9 @@ from torch import nn
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.demonstration.text import CharacterBatches, generated_text
-from memfit.graph.method_result import MethodResult
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import FrontierPoint, Plan
+from memfit.graph.verification import MethodResult
 from memfit.models.gpt_model import Gpt
 from memfit.planning.planner import frontier
 from memfit.planning.planner import plan as plan_step

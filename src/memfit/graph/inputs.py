@@ -88,10 +88,10 @@ def inputs_document(inputs: Sequence[Input]) -> dict[str, str]:
     return {entry.name: str(entry) for entry in inputs}
 
 
-def inputs_from_document(document: Any) -> tuple[Input, ...]:
+def inputs_from_document(document: Any, name: str) -> tuple[Input, ...]:
     """Return the inputs of a file; what is wrong with them is an ``InvalidParameterError``."""
     if not isinstance(document, dict):
-        raise InvalidParameterError(f"inputs must be an object of names with types and shapes; got {shown(document)}")
+        raise InvalidParameterError(f"{name} must be an object of names with types and shapes; got {shown(document)}")
     return tuple(_input(name, text) for name, text in document.items())
 
 

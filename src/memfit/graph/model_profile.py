@@ -7,15 +7,26 @@ first, then the backward pass.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated, TypeAlias
 
 from memfit.graph.compiled_data.compiled_blocks import CompiledProfile
 from memfit.graph.inputs import Input
 from memfit.graph.layer_profile import LayerMemoryProfile
+from memfit.graph.records import LARGEST_NUMBER, Count, NumberRange, Seconds
 from memfit.graph.summaries import html_summary, text_summary
 from memfit.units import format_bytes, format_seconds
+
+# What files may have, where that is less than any number.
+OpIndex: TypeAlias = Annotated[int, "last op"]
+ValueIndex: TypeAlias = Annotated[int, "last value"]
+_NumOps: TypeAlias = Annotated[int, "number of ops"]
+_ByteRate: TypeAlias = Annotated[float, NumberRange("a number of bytes a second, from 1 to 1e+15", 1.0, LARGEST_NUMBER)]
+_Slowdown: TypeAlias = Annotated[float, NumberRange("a share, at least 0 and at most 1e+15", 0.0, LARGEST_NUMBER)]
+_Share: TypeAlias = Annotated[float, NumberRange("a share, above 0 and at most 1", math.nextafter(0.0, 1.0), 1.0)]
 
 
 class Replay(StrEnum):
@@ -44,10 +55,10 @@ class Save:
     first is restored first, and stays in memory while the next is restored.
     """
 
-    read_before: int
-    released_after: int
-    op_index: int | None = None
-    read_place: int = 0
+    read_before: _NumOps
+    released_after: OpIndex
+    op_index: OpIndex | None = None
+    read_place: Annotated[int, 2**31] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +73,9 @@ class RecordedValue:
 
     name: str
     num_bytes: int
-    op_index: int | None
-    storage: int
-    dies_after: int | None = None
+    op_index: OpIndex | None
+    storage: ValueIndex
+    dies_after: OpIndex | None = None
     saves: tuple[Save, ...] = ()
     replays_exactly: bool = True
 
@@ -90,16 +101,16 @@ class RecordedOp:
     module: str | None
     op: str
     call: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int | None, ...]
-    rewrites: tuple[int, ...]
-    flops: int
+    inputs: tuple[ValueIndex, ...]
+    outputs: tuple[ValueIndex | None, ...]
+    rewrites: tuple[ValueIndex, ...]
+    flops: Count
     replay: Replay
     phase: Phase = Phase.FORWARD
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     workspace_bytes: int = 0
-    hidden_writes: tuple[int, ...] = ()
-    replay_seconds: float | None = None
+    hidden_writes: tuple[ValueIndex, ...] = ()
+    replay_seconds: Seconds | None = None
     has_gradients: bool = True
 
 
@@ -114,8 +125,8 @@ class ModuleCall:
 
     path: str
     number: int
-    begin: int
-    end: int
+    begin: _NumOps
+    end: _NumOps
     num_backward: int = 0
 
 
@@ -139,13 +150,13 @@ class HostCosts:
     where ops are recorded, saved-tensor hooks are active only around the saves of dropped values.
     """
 
-    forward: float
-    backward: float
-    recorded_op: float
-    dropped_op: float
-    module_entry: float
-    hooked_save: float
-    replayed_op: float
+    forward: Seconds
+    backward: Seconds
+    recorded_op: Seconds
+    dropped_op: Seconds
+    module_entry: Seconds
+    hooked_save: Seconds
+    replayed_op: Seconds
     runs_ahead: bool = False
     hooks_only_dropped_saves: bool = False
 
@@ -163,12 +174,12 @@ class Link:
     ``host_seconds`` what the host itself spends on sending a value and on fetching it.
     """
 
-    out_bytes_per_second: float
-    back_bytes_per_second: float
-    seconds_per_copy: float
+    out_bytes_per_second: _ByteRate
+    back_bytes_per_second: _ByteRate
+    seconds_per_copy: Seconds
     host_free_bytes: int
-    slowdown: float = 0.0
-    host_seconds: float = 0.0
+    slowdown: _Slowdown = 0.0
+    host_seconds: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, repr=False)
@@ -192,7 +203,7 @@ class ModelProfile:
     values: tuple[RecordedValue, ...]
     blocks: tuple[Block, ...]
     peak_bytes: int
-    step_seconds: float
+    step_seconds: Seconds
     device: str
     fingerprint: str
     device_bytes: int | None = None
@@ -201,7 +212,7 @@ class ModelProfile:
     host: HostCosts | None = None
     inputs: tuple[Input, ...] = ()
     link: Link | None = None
-    unthrottled_share: float = 1.0
+    unthrottled_share: _Share = 1.0
     chunks_loss: bool = False
     module_calls: tuple[ModuleCall, ...] = ()
     compiled: CompiledProfile | None = None

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated, TypeAlias
 
 from memfit.graph.compiled_data.compiled_blocks import CompiledPlan
 from memfit.graph.inputs import Input
 from memfit.graph.outline import StepOutline
+from memfit.graph.records import Count, Gap, NumberRange
 from memfit.graph.summaries import html_summary, text_summary
 from memfit.units import format_bytes, format_overhead
+
+_Overhead: TypeAlias = Annotated[float, NumberRange("a number, at least -1", -1.0, sys.float_info.max)]
 
 
 class Decision(StrEnum):
@@ -55,15 +60,15 @@ class Plan:
     decisions: Mapping[str, Decision]
     recorded_modules: tuple[str, ...]
     hooked_modules: tuple[str, ...]
-    recompute_flops: int
+    recompute_flops: Count
     fingerprint: str
-    predicted_peak_bytes: int = 0
-    predicted_overhead: float = 0.0
-    optimality_gap: float = 0.0
-    budget_bytes: int | None = None
+    predicted_peak_bytes: Count = 0
+    predicted_overhead: _Overhead = 0.0
+    optimality_gap: Gap = 0.0
+    budget_bytes: Count | None = None
     inputs: tuple[Input, ...] = ()
-    host_bytes: int = 0
-    window_bytes: int = 0
+    host_bytes: Count = 0
+    window_bytes: Count = 0
     chunks_loss: bool = False
     outline: StepOutline | None = field(default=None, compare=False)
     compiled: CompiledPlan | None = None

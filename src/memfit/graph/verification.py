@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
+from memfit.graph.records import NumberRange
 from memfit.graph.summaries import text_summary
 from memfit.units import format_bytes, format_overhead, format_seconds
 
@@ -26,6 +28,10 @@ _WORST_IS_LARGEST = (
     "plain_peak_bytes",
     "peak_bytes",
 )
+
+
+GradientError: TypeAlias = Annotated[float, NumberRange("a number", -sys.float_info.max, sys.float_info.max)]
+"""How far gradients are apart: infinite where only one of two is a number."""
 
 
 class Quartiles(NamedTuple):
@@ -62,9 +68,9 @@ class Verification:
     """
 
     gradients_equal: bool | None
-    max_gradient_error: float | None
+    max_gradient_error: GradientError | None
     plain_reproducible: bool | None
-    plain_gradient_error: float | None
+    plain_gradient_error: GradientError | None
     differing_parameters: tuple[str, ...]
     plain_peak_bytes: int | None
     peak_bytes: int
@@ -81,9 +87,9 @@ class Verification:
     device_name: str
     torch_version: str
     fingerprint: str
-    plain_gradient_distance: float | None = None
+    plain_gradient_distance: GradientError | None = None
     host_bytes: int = 0
-    gradient_distance: float | None = None
+    gradient_distance: GradientError | None = None
     gradient_tolerance: float | None = None
     num_gradients: int | None = None
     compared_with: str = "plain step"
@@ -160,6 +166,23 @@ class Verification:
         from memfit.graph.verification_file import load_verification
 
         return load_verification(path)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodResult:
+    """One method: the plain step, a plan, or torch's checkpointing.
+
+    ``overhead`` and its quartiles are relative to the first method of the same rounds. A method that raised has its
+    ``error``, and nothing else.
+    """
+
+    label: str
+    peak_bytes: int | None = None
+    step_seconds: float | None = None
+    overhead: float | None = None
+    overhead_quartiles: Quartiles | None = None
+    gradients_equal: bool | None = None
+    error: str | None = None
 
 
 def worst_of(verifications: Sequence[Verification]) -> Verification:

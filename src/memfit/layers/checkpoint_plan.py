@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from memfit.errors import EmptyProfilesError, InvalidParameterError, LayerIndexError
 from memfit.graph.layer_profile import LayerMemoryProfile, checked_profiles, listed_profiles
+from memfit.graph.records import Count, Gap
 from memfit.layers.strategies import LayerStrategy
 from memfit.validation import shown
 
@@ -30,11 +31,11 @@ class CheckpointPlan:
 
     checkpointed_layers: tuple[int, ...]
     saved_layers: tuple[int, ...]
-    total_activation_memory_bytes: int
-    total_recompute_flops: int
-    dropped_activation_bytes: int = 0
-    saved_activation_bytes: int = 0
-    optimality_gap: float = 0.0
+    total_activation_memory_bytes: Count
+    total_recompute_flops: Count
+    dropped_activation_bytes: Count = 0
+    saved_activation_bytes: Count = 0
+    optimality_gap: Gap = 0.0
 
     @property
     def checkpoint_ratio(self) -> float:

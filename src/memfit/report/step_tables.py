@@ -10,12 +10,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memfit.graph.method_result import MethodResult
 from memfit.graph.model_profile import Link, ModelProfile
 from memfit.graph.names import is_within
 from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.graph.size_plans import SizedPlan
-from memfit.graph.verification import Verification
+from memfit.graph.verification import MethodResult, Verification
 from memfit.report.layer_table import MOST_ROWS, format_flops
 from memfit.report.terminal_table import TerminalTable
 from memfit.units import format_bytes, format_overhead, format_seconds

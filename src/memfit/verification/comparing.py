@@ -8,9 +8,8 @@ from statistics import median, quantiles
 import torch
 
 from memfit.capture.training_step import TrainingStep
-from memfit.graph.method_result import MethodResult
 from memfit.graph.plan import Plan
-from memfit.graph.verification import Quartiles
+from memfit.graph.verification import MethodResult, Quartiles
 from memfit.progress import Progress, Quiet
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.verification.methods import Way as Method

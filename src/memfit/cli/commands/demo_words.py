@@ -13,7 +13,7 @@ from memfit.units import format_bytes, format_overhead
 
 if TYPE_CHECKING:
     from memfit.demonstration.demonstrating import Demonstration
-    from memfit.graph.method_result import MethodResult
+    from memfit.graph.verification import MethodResult
 
 
 def demo_table(found: Demonstration) -> Table:

@@ -24,7 +24,7 @@ from memfit.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from memfit.fitted import Fitted
-    from memfit.graph.method_result import MethodResult
+    from memfit.graph.verification import MethodResult
 
 
 def fit(
