@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfit.layers.cover import cheapest_cover, exact_dtype, find_break
-from memfit.layers.cover_count import best_price, count_limits, priced_bound
 
 Items = list[tuple[int, int]]
 numbers = st.sampled_from([4, 50, 10**18]).flatmap(lambda largest: st.integers(0, largest))
@@ -85,45 +84,3 @@ def test_the_break_is_where_the_demand_is_reached_and_bounds_every_cover(drawn: 
     assert start.cost_before == sum(cost for _, cost in before)
     assert start.cost_before <= start.lower_bound <= covers(items, demand)[0][0]
     assert find_break(*arrays(items), sum(weight for weight, _ in items) + 1) is None
-
-
-@given(items_and_demands())
-def test_count_limits_hold_for_every_cover_without_a_needless_item(drawn: tuple[Items, int]) -> None:
-    items, demand = drawn
-    least, most = count_limits(np.sort(arrays(items)[0]), demand)
-    assert least == min(count for _, _, count in covers(items, demand))
-    subsets = chain.from_iterable(combinations(items, count) for count in range(1, len(items) + 1))
-    for chosen in subsets:
-        weight = sum(w for w, _ in chosen)
-        if weight >= demand > weight - min(w for w, _ in chosen):
-            assert least <= len(chosen) <= most
-
-
-@settings(max_examples=200, deadline=None)
-@given(items_and_demands(), st.one_of(st.none(), st.integers(-60, 60)))
-def test_the_priced_bound_is_below_every_cover_for_any_price(drawn: tuple[Items, int], price: int | None) -> None:
-    items, demand = drawn
-    weights, costs = arrays(items)
-    if price is None:
-        price = best_price(weights, costs, demand)
-    shifted = sorted(((w, c - price) for w, c in items), key=lambda item: Fraction(item[1], item[0]))
-    dtype = exact_dtype(sum(abs(cost) for _, cost in shifted))
-    bound = priced_bound(
-        np.array([w for w, _ in shifted], weights.dtype),
-        np.array([c for _, c in shifted], dtype),
-        demand,
-        price,
-        count_limits(np.sort(weights), demand),
-    )
-    assert bound <= covers(items, demand)[0][0]
-
-
-@given(st.integers(2, 9), st.integers(1, 50), st.data())
-def test_the_priced_bound_is_exact_where_only_the_count_costs(num_items: int, cost: int, data: st.DataObject) -> None:
-    weights = sorted(data.draw(st.lists(st.integers(1, 9), min_size=num_items, max_size=num_items)), reverse=True)
-    demand = data.draw(st.integers(1, sum(weights)))
-    items = [(weight, cost) for weight in weights]
-    bound = priced_bound(
-        np.array(weights), np.zeros(num_items, np.int64), demand, cost, count_limits(np.sort(weights), demand)
-    )
-    assert bound == covers(items, demand)[0][0]

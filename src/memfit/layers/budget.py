@@ -6,8 +6,7 @@ bytes over the budget and s besides. Charging s although all that is dropped is 
 look worse than it is, and the right s is tried too; so the best over all s is the best of all.
 
 Sizes are searched best first, by intervals: the layers no larger than the interval's largest size, and the
-demand of its smallest, bound every size in between. Lists whose costs follow their sizes get a second bound. Everything
-that decides is in exact integers.
+demand of its smallest, bound every size in between. Everything that decides is in exact integers.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ import numpy as np
 
 from memfit.errors import InfeasibleBudgetError
 from memfit.layers.cover import Cover, Numbers, cheapest_cover, exact_dtype, find_break
-from memfit.layers.cover_count import best_price, count_limits, priced_bound
 from memfit.units import format_bytes
 
 LARGEST_EXACT_NUM_LAYERS = 200
 """Up to this many layers the search goes on until the plan is proved to be the best."""
 
 LARGEST_GAP = 1e-3
-"""Beyond, it may stop once the plan is proved to be within this share of the best."""
+"""Beyond, it stops once the plan is proved to be within this share of the best, or where that takes too much work."""
 
 # Counted in numbers looked at, so that the same input gives the same plan on every machine. A few tenths of a
 # second for the first; the second only bounds instances made to be hard.
@@ -60,7 +58,7 @@ def cheapest_drop(sizes_bytes: Sequence[int], flops: Sequence[int], budget_bytes
         )
     items = _sorted_items(sizes_bytes, flops, excess_bytes=total_bytes - budget_bytes)
     found = _DropSearch(items, is_exact=len(sizes_bytes) <= LARGEST_EXACT_NUM_LAYERS).run()
-    return CheapestDrop(_earliest_of_equals(found.positions, sizes_bytes, flops), found.optimality_gap)
+    return CheapestDrop(_earliest_of_equals(found.dropped_positions, sizes_bytes, flops), found.optimality_gap)
 
 
 @dataclass(frozen=True)
@@ -71,22 +69,6 @@ class _Items:
     sizes: Numbers
     costs: Numbers
     excess: int
-
-
-@dataclass(frozen=True)
-class _PricedItems:
-    """The items with their costs shifted by a price each, by ascending shifted cost per byte."""
-
-    price: int
-    sizes: Numbers
-    shifted_costs: Numbers
-    ascending_sizes: Numbers
-
-
-@dataclass(frozen=True)
-class _Found:
-    positions: list[int]
-    optimality_gap: float
 
 
 def _sorted_items(sizes_bytes: Sequence[int], flops: Sequence[int], excess_bytes: int) -> _Items:
@@ -122,10 +104,9 @@ class _DropSearch:
         # Dropping everything always fits.
         self.best = Cover(np.arange(len(items.positions)), int(items.sizes.sum()), int(items.costs.sum()))
         self.best_largest = self.largest_sizes[-1]
-        self.priced: _PricedItems | None = None
         self.work = 0
 
-    def run(self) -> _Found:
+    def run(self) -> CheapestDrop:
         open_intervals: list[tuple[int, int, int]] = []
         self._open(0, len(self.largest_sizes) - 1, open_intervals)
         proven = self.best.cost
@@ -137,21 +118,14 @@ class _DropSearch:
                 proven = min(lower_bound, proven)
                 break
             if first == last:
-                leaf_bound = max(lower_bound, self._solve(self.largest_sizes[first]))
-                if self.priced is None and self._is_too_loose(leaf_bound):
-                    # A hard list: from here on the second bound is worth its time, for this size and all open ones.
-                    self.priced = self._price(self.largest_sizes[first])
-                    leaf_bound = max(leaf_bound, self._priced_bound(first, first))
-                    open_intervals = [(max(b, self._priced_bound(f, t)), f, t) for b, f, t in open_intervals]
-                    heapq.heapify(open_intervals)
-                proven = min(proven, leaf_bound)
+                proven = min(proven, max(lower_bound, self._solve(self.largest_sizes[first])))
             else:
                 middle = (first + last) // 2
                 self._open(first, middle, open_intervals)
                 self._open(middle + 1, last, open_intervals)
         proven = min(proven, self.best.cost)
         gap = 0.0 if proven == self.best.cost else (self.best.cost - proven) / proven
-        return _Found([self.items.positions[i] for i in self.best.positions], gap)
+        return CheapestDrop([self.items.positions[i] for i in self.best.positions], gap)
 
     def _is_done(self, proven: int) -> bool:
         return self.work > _LARGEST_WORK or (self.work > _USUAL_WORK and not self._is_too_loose(proven))
@@ -173,32 +147,7 @@ class _DropSearch:
             self._offer(Cover(taken, int(sizes[taken].sum()), int(costs[taken].sum())), largest)
         relaxed = rounded if first == last else find_break(sizes, costs, self.items.excess + smallest)
         if relaxed is not None:
-            bound = max(relaxed.lower_bound, self._priced_bound(first, last))
-            heapq.heappush(open_intervals, (bound, first, last))
-
-    def _price(self, largest: int) -> _PricedItems:
-        """Choose the price per item for the covers whose items are no larger than ``largest``."""
-        sizes, costs = self.items.sizes, self.items.costs
-        is_allowed = sizes <= largest
-        price = best_price(sizes[is_allowed], costs[is_allowed], self.items.excess + largest)
-        shifted = [int(cost) - price for cost in costs]
-        order = _by_ratio([int(size) for size in sizes], shifted)
-        shifted_costs = np.array(shifted, dtype=exact_dtype(sum(map(abs, shifted))))
-        return _PricedItems(price, sizes[order], shifted_costs[order], np.sort(sizes))
-
-    def _priced_bound(self, first: int, last: int) -> int:
-        """Return the second bound for the sizes ``first`` to ``last``; 0, which is always true, without a price."""
-        if self.priced is None:
-            return 0
-        smallest, largest = self.largest_sizes[first], self.largest_sizes[last]
-        demand = self.items.excess + smallest
-        ascending = self.priced.ascending_sizes
-        limits = count_limits(ascending[: np.searchsorted(ascending, largest, side="right")], demand)
-        is_allowed = self.priced.sizes <= largest
-        sizes = np.where(is_allowed, self.priced.sizes, 0)
-        shifted_costs = np.where(is_allowed, self.priced.shifted_costs, 0)
-        self.work += len(sizes)
-        return priced_bound(sizes, shifted_costs, demand, self.priced.price, limits)
+            heapq.heappush(open_intervals, (relaxed.lower_bound, first, last))
 
     def _solve(self, largest: int) -> int:
         """Search the covers whose items are no larger than ``largest``; return a proven bound on their cost."""
