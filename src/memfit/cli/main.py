@@ -27,7 +27,7 @@ from memfit.cli.commands import (
 )
 from memfit.cli.exit_codes import INTERRUPTED, exit_code_of
 from memfit.cli.options import is_json_wanted
-from memfit.cli.output import error_document, print_error, print_hint, print_json, print_warning
+from memfit.cli.output import error_document, print_json, print_message
 from memfit.errors import InfeasibleBudgetError, MemfitError
 from memfit.units import budget_text
 
@@ -52,14 +52,14 @@ class _ErrorsInOneLine(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = lambda message, *_, **__: print_warning(str(message))
+                warnings.showwarning = lambda message, *_, **__: print_message("warning", str(message))
                 return super().invoke(ctx)
         except MemfitError as error:
             if is_json_wanted(ctx):
                 print_json(error_document(error))
             _report(ctx, str(error))
             if isinstance(error, InfeasibleBudgetError) and not ctx.params.get("debug"):
-                print_hint(f"the smallest budget is --budget {budget_text(error.minimum_bytes)}")
+                print_message("hint", f"the smallest budget is --budget {budget_text(error.minimum_bytes)}")
             raise typer.Exit(exit_code_of(error)) from error
         except KeyboardInterrupt as error:
             _report(ctx, "interrupted; the model is restored, and no file is half written")
@@ -71,7 +71,7 @@ def _report(ctx: Any, message: str) -> None:
     if ctx.params.get("debug"):
         traceback.print_exc()
     else:
-        print_error(message)
+        print_message("error", message)
 
 
 app = typer.Typer(

@@ -10,7 +10,6 @@ import typer
 
 from memfit.cli.strategy_text import WRITTEN_STRATEGIES
 from memfit.errors import InvalidParameterError
-from memfit.units import parse_bytes, parse_share
 
 TargetText: TypeAlias = Annotated[
     str,
@@ -47,6 +46,18 @@ StrategyText: TypeAlias = Annotated[
 ProfileFile: TypeAlias = Annotated[
     Path, typer.Argument(help="A profile, as `memfit profile` writes it.", show_default=False)
 ]
+
+
+def _output(what: str) -> Any:
+    return typer.Option("--output", "-o", help=f"Save the {what} to this file.", show_default=False)
+
+
+PlanOutput: TypeAlias = Annotated[Path | None, _output("plan")]
+ProfileOutput: TypeAlias = Annotated[Path | None, _output("profile")]
+VerificationOutput: TypeAlias = Annotated[Path | None, _output("verification")]
+ChunkLoss: TypeAlias = Annotated[
+    bool, typer.Option("--chunk-loss", help="Let plans compute a language model's head and loss in chunks of tokens.")
+]
 PageFile: TypeAlias = Annotated[
     Path | None, typer.Option("--html", help="Write the report page to this file.", show_default=False)
 ]
@@ -70,31 +81,29 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for 
 
 def parse_host_budget(text: str | None) -> int | str:
     """Return the budget of host memory as `memfit.plan` takes it: 0 where none is given; a bare number is bytes."""
+    from memfit.budgets import checked_host_budget
+
     if text is None:
         return 0
-    if text.strip().lower() == "auto":
-        return "auto"
-    if text.isdecimal():
-        return int(text)
-    parse_bytes(text)
-    return text
+    checked = checked_host_budget(int(text) if text.isdecimal() else text)
+    # What was written says more in messages than bytes do.
+    return checked if text.isdecimal() or checked == "auto" else text
 
 
 def parse_budget(text: str) -> int | float | str:
     """Return the budget as `memfit.plan` takes it; a bare number is bytes, or up to 1 a share of the device."""
-    if text.strip().lower() == "auto":
-        return "auto"
-    if text.isdecimal() and int(text) > 1:
-        return int(text)
-    with suppress(InvalidParameterError):
-        if parse_share(text) is None:
-            parse_bytes(text)
-        return text
+    from memfit.budgets import checked_budget
+
+    budget: int | float | str = text
     with suppress(ValueError):
-        if 0 < float(text) <= 1:
-            return float(text)
-    raise InvalidParameterError(
-        f"{text!r} is not a budget; write a size with a unit (kB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB "
-        "powers of 1024) such as 20GiB or 900MB, a share of the device's memory above 0 and at most 1 such as 90% "
-        "or 0.9, or auto"
-    )
+        budget = float(text)
+        budget = int(text) if text.isdecimal() and budget > 1 else budget
+    try:
+        checked = checked_budget(budget)
+    except InvalidParameterError:
+        raise InvalidParameterError(
+            f"{text!r} is not a budget; write a size with a unit (kB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, "
+            "TiB powers of 1024) such as 20GiB or 900MB, a share of the device's memory above 0 and at most 1 such as "
+            "90% or 0.9, or auto"
+        ) from None
+    return checked if checked == "auto" else budget

@@ -18,8 +18,7 @@ from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitEr
 # Wide enough for every table.
 _WIDTH_OF_FILES = 120
 # How the files begin that memfit writes; a list of layers is written by hand.
-_FORMATS = ("memfit-profile", "memfit-plan", "memfit-verification", "memfit-layer-plan")
-_OURS = (*(f'"{name}"'.encode() for name in _FORMATS), b"memfit</title>")
+_OURS = (b'"memfit-profile"', b'"memfit-plan"', b'"memfit-verification"', b'"memfit-layer-plan"', b"memfit</title>")
 _HEAD_BYTES = 4096
 _GZIP_MAGIC = b"\x1f\x8b"
 _PLOTS = (".png", ".svg", ".pdf")
@@ -57,19 +56,16 @@ def prints_aside(wanted: bool) -> Iterator[None]:
         yield
 
 
-def print_error(message: str) -> None:
-    """Print one line to standard error, as it is: no wrapping, no markup."""
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+def print_message(kind: str, message: str) -> None:
+    """Print one line to standard error, an "error", a "hint" or a "warning", as it is: no wrapping, no markup."""
+    sys.stderr.write(f"{kind}: {' '.join(message.split())}\n")
 
 
-def print_hint(message: str) -> None:
-    """Print one line to standard error that says what to try."""
-    sys.stderr.write(f"hint: {' '.join(message.split())}\n")
-
-
-def print_warning(message: str) -> None:
-    """Print one line to standard error that something is not as one would expect."""
-    sys.stderr.write(f"warning: {' '.join(message.split())}\n")
+def print_written(*paths: Path | None) -> None:
+    """Print a line for each file that was written."""
+    for path in paths:
+        if path is not None:
+            console().print(f"Wrote {path}.", markup=False, soft_wrap=True)
 
 
 def check_outputs(*paths: Path | None, inputs: Iterable[Path] = ()) -> None:

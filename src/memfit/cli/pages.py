@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memfit.units import format_bytes
 
@@ -118,18 +117,6 @@ def marks_of_methods(comparison: Sequence[MethodResult]) -> tuple[Mark, ...]:
         for result in comparison
         if result.label != PLANNED and result.peak_bytes is not None and result.overhead is not None
     )
-
-
-def methods_as_data(comparison: Sequence[MethodResult]) -> list[dict[str, Any]]:
-    """Return the rows of a comparison as JSON has them."""
-    return [asdict(result) for result in comparison]
-
-
-def write_report_page(path: Path, data: ReportData) -> None:
-    """Write the page to ``path``."""
-    from memfit.report.page import write_page
-
-    write_page(path, data)
 
 
 def _mark_of(verification: Verification) -> Mark | None:

@@ -128,5 +128,15 @@ class FrontierPoint:
     overhead: float
     plan: Plan
 
+    def facts(self) -> dict[str, int | float]:
+        """Return its numbers by name, as ``--json`` and pages have them."""
+        return {
+            "peak_bytes": self.peak_bytes,
+            "overhead": self.overhead,
+            "recompute_flops": self.plan.recompute_flops,
+            "optimality_gap": self.plan.optimality_gap,
+            "host_bytes": self.plan.host_bytes,
+        }
+
     def __repr__(self) -> str:
         return f"FrontierPoint({format_bytes(self.peak_bytes)} peak, {format_overhead(self.overhead)} time)"

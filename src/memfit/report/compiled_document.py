@@ -64,10 +64,7 @@ class CompiledStep:
         peak = max(range(len(live)), key=live.__getitem__, default=0)
         live_at_peak = self._live_at(peak, choice, sent, point.peak_bytes, resident_bytes)
         return {
-            "peak_bytes": point.peak_bytes,
-            "overhead": point.overhead,
-            "recompute_flops": point.plan.recompute_flops,
-            "host_bytes": point.plan.host_bytes,
+            **point.facts(),
             "outcomes": "",
             "partitions": [plan.choice[path] for path in self.labels],
             "blocks": [
@@ -81,7 +78,6 @@ class CompiledStep:
             "live_at_peak": live_at_peak,
             "other_live_bytes": 0,
             "live_samples": [],
-            "optimality_gap": point.plan.optimality_gap,
         }
 
     def _place_of(self, block: CompiledBlock, plan: CompiledPlan) -> int:

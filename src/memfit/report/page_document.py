@@ -43,17 +43,7 @@ def page_document(data: ReportData) -> dict[str, Any]:
         **(_in_segments(data, step, points) if is_compiled else _in_values(data, step, points)),
         "plans": _packed([plan_text(point.plan) for point in points]),
         "sizes": None if data.sizes is None else _sizes(data.sizes),
-        "marks": [
-            {
-                "label": mark.label,
-                "peak_bytes": mark.peak_bytes,
-                "overhead": mark.overhead,
-                "is_measured": mark.is_measured,
-                "note": mark.note,
-                "overhead_quartiles": None if mark.overhead_quartiles is None else list(mark.overhead_quartiles),
-            }
-            for mark in data.marks
-        ],
+        "marks": [asdict(mark) for mark in data.marks],
     }
 
 
@@ -83,9 +73,7 @@ def _in_segments(data: ReportData, step: Step, points: Sequence[FrontierPoint]) 
     return {
         "blocks": compiled.labels,
         "block_kinds": compiled.kinds,
-        "values": {
-            key: [] for key in ("module_names", "op_names", "module", "op", "call", "output", "num_bytes", "block")
-        },
+        "values": {column: [] for column in _VALUE_COLUMNS},
         "timeline": compiled.timeline(_kinds(data, [0][: step.num_ops])),
         "points": [compiled.point_entry(point, step.resident_bytes) for point in points],
     }
@@ -240,10 +228,7 @@ def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_op
         live.sort(key=lambda entry: -entry.num_bytes)
     ops = step.profile.ops
     return {
-        "peak_bytes": point.peak_bytes,
-        "overhead": point.overhead,
-        "recompute_flops": point.plan.recompute_flops,
-        "host_bytes": point.plan.host_bytes,
+        **point.facts(),
         "outcomes": "".join(effect.outcomes),
         "blocks": bytes_by_block(step, effect, blocks.of_value, len(blocks.labels)),
         "timeline_bytes": _downsampled(simulation.timeline_bytes, first_ops),
@@ -256,5 +241,4 @@ def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_op
             [op_index, [[module, num_bytes] for module, num_bytes in live_there]]
             for op_index, live_there in named_samples(step, point.plan)
         ],
-        "optimality_gap": point.plan.optimality_gap,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,7 +64,8 @@ def show_demo(sizes: Sizes, folder: Path, *, as_json: bool) -> None:
 
 def _write(found: Demonstration, folder: Path) -> list[Path]:
     """Write the page, the profile and the plan of the smallest budget; return their paths, the page first."""
-    from memfit.cli.pages import marks_of_methods, report_data, write_report_page
+    from memfit.cli.pages import marks_of_methods, report_data
+    from memfit.report.page import write_page
 
     page, profile_file, plan_file = (folder / name for name in _FILES)
     smallest = list(found.plans.values())[-1]
@@ -74,7 +76,7 @@ def _write(found: Demonstration, folder: Path) -> list[Path]:
         plan=smallest,
         other_marks=marks_of_methods(found.methods),
     )
-    write_report_page(page, data)
+    write_page(page, data)
     found.profile.save(profile_file)
     smallest.save(plan_file)
     return [page, profile_file, plan_file]
@@ -82,11 +84,9 @@ def _write(found: Demonstration, folder: Path) -> list[Path]:
 
 def demo_document(found: Demonstration, written: list[Path]) -> dict[str, object]:
     """Return what the demo found, as ``--json`` prints it."""
-    from memfit.cli.pages import methods_as_data
-
     return {
         "num_parameters": found.num_parameters,
-        "methods": methods_as_data(found.methods),
+        "methods": [asdict(method) for method in found.methods],
         "plain_losses": list(found.plain_losses),
         "planned_losses": list(found.planned_losses),
         "written": [str(path) for path in written],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,13 +12,15 @@ from memfit.cli.options import (
     Arguments,
     AsJson,
     BudgetText,
+    ChunkLoss,
     HostBudgetText,
     PageFile,
+    PlanOutput,
     TargetText,
     parse_budget,
     parse_host_budget,
 )
-from memfit.cli.output import check_outputs, console, print_json, prints_aside
+from memfit.cli.output import check_outputs, console, print_json, print_written, prints_aside
 from memfit.cli.python_code import python_code
 from memfit.errors import InvalidParameterError
 
@@ -34,15 +36,11 @@ def fit(
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile the repeated blocks, and plan what they save.")
     ] = False,
-    chunk_loss: Annotated[
-        bool, typer.Option("--chunk-loss", help="Let the plan compute the head and the loss in chunks of tokens.")
-    ] = False,
+    chunk_loss: ChunkLoss = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also measure torch's checkpointing of every block, in the same rounds.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Save the plan to this file.", show_default=False)
-    ] = None,
+    output: PlanOutput = None,
     html: PageFile = None,
     arg: Arguments = None,
     as_json: AsJson = False,
@@ -84,9 +82,7 @@ def fit(
     code = python_code(target, arg or (), num_entries=loaded.num_entries, budgets=budgets, plan_file=plan_file)
     screen.print("The same in Python", style="bold")
     screen.print(f"\n{code}\n", markup=False, soft_wrap=True)
-    for written in (output, html):
-        if written is not None:
-            screen.print(f"Wrote {written}.", markup=False, soft_wrap=True)
+    print_written(output, html)
 
 
 def _show(screen: Console, target: str, result: Fitted, comparison: tuple[MethodResult, ...], engine: str) -> None:
@@ -105,7 +101,6 @@ def _show(screen: Console, target: str, result: Fitted, comparison: tuple[Method
 
 
 def _document(result: Fitted, comparison: tuple[MethodResult, ...], engine: str) -> dict[str, object]:
-    from memfit.cli.pages import methods_as_data
     from memfit.graph.verification_file import verification_document
 
     document: dict[str, object] = {
@@ -118,4 +113,4 @@ def _document(result: Fitted, comparison: tuple[MethodResult, ...], engine: str)
         "engine": engine,
         "verification": verification_document(result.verification),
     }
-    return document | ({"comparison": methods_as_data(comparison)} if comparison else {})
+    return document | ({"comparison": [asdict(method) for method in comparison]} if comparison else {})

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from memfit.cli.options import AsJson, HostBudgetText, PageFile, ProfileFile, parse_host_budget
-from memfit.cli.output import check_outputs, console, print_json
+from memfit.cli.output import check_outputs, console, print_json, print_written
 
 
 def frontier(
@@ -26,9 +26,10 @@ def frontier(
 
     [dim]memfit frontier profile.json --html page.html[/]
     """
-    from memfit.cli.pages import NUM_POINTS, report_data, write_report_page
+    from memfit.cli.pages import NUM_POINTS, report_data
     from memfit.cli.stages import frontier_of
     from memfit.graph.model_profile import ModelProfile
+    from memfit.report.page import write_page
     from memfit.report.plot import check_plot, write_plot
 
     on_host = parse_host_budget(host_budget)
@@ -42,28 +43,16 @@ def frontier(
     if plot is not None:
         write_plot(plot, data)
     if html is not None:
-        write_report_page(html, data)
+        write_page(html, data)
     if as_json:
         print_json(
             {
                 "plain_peak_bytes": measured.peak_bytes,
-                "points": [
-                    {
-                        "peak_bytes": point.peak_bytes,
-                        "overhead": point.overhead,
-                        "recompute_flops": point.plan.recompute_flops,
-                        "optimality_gap": point.plan.optimality_gap,
-                        "host_bytes": point.plan.host_bytes,
-                    }
-                    for point in found
-                ],
+                "points": [point.facts() for point in found],
             }
         )
         return
     from memfit.report.step_tables import frontier_table
 
-    screen = console()
-    screen.print(frontier_table(measured, found, title=f"{file.name}: memory against time"))
-    for written in (plot, html):
-        if written is not None:
-            screen.print(f"Wrote {written}.", markup=False, soft_wrap=True)
+    console().print(frontier_table(measured, found, title=f"{file.name}: memory against time"))
+    print_written(plot, html)

@@ -9,8 +9,16 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
-from memfit.cli.options import AsJson, HostBudgetText, OptionalBudgetText, StrategyText, parse_budget, parse_host_budget
-from memfit.cli.output import check_outputs, console, print_json
+from memfit.cli.options import (
+    AsJson,
+    HostBudgetText,
+    OptionalBudgetText,
+    PlanOutput,
+    StrategyText,
+    parse_budget,
+    parse_host_budget,
+)
+from memfit.cli.output import check_outputs, console, print_json, print_written
 from memfit.cli.strategy_text import parse_strategy
 from memfit.documents import read_document
 from memfit.errors import InvalidParameterError, PlanFileError
@@ -57,9 +65,7 @@ def plan(
         _Selectors,
         typer.Option(metavar="SELECTOR", help='Recompute these values, such as "*::aten.gelu"; repeatable.'),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Save the plan to this file.", show_default=False)
-    ] = None,
+    output: PlanOutput = None,
     as_json: AsJson = False,
 ) -> None:
     """Decide what to save and what to recompute, by a budget or a strategy, and show what that saves and costs.
@@ -113,7 +119,7 @@ def _plan_layers(document: dict[str, Any], file: Path, wish: _Wish, output: Path
     screen.print(plan_summary(layers, layer_plan, is_budget=isinstance(strategy, Budget)))
     if not layer_plan.checkpointed_layers:
         _say_unchanged(screen, is_budget=isinstance(strategy, Budget))
-    _say_written(output)
+    print_written(output)
 
 
 def _plan_profile(document: dict[str, Any], file: Path, wish: _Wish, output: Path | None, as_json: bool) -> None:
@@ -146,14 +152,9 @@ def _plan_profile(document: dict[str, Any], file: Path, wish: _Wish, output: Pat
     screen.print(plan_summary(measured, value_plan))
     if not value_plan.changes_anything:
         _say_unchanged(screen, is_budget=value_plan.budget_bytes is not None)
-    _say_written(output)
+    print_written(output)
 
 
 def _say_unchanged(screen: Console, *, is_budget: bool) -> None:
     fits = "The plain step fits: the plan" if is_budget else "The plan"
     screen.print(f"{fits} saves every value and changes nothing.", soft_wrap=True)
-
-
-def _say_written(output: Path | None) -> None:
-    if output is not None:
-        console().print(f"Wrote {output}.", markup=False, soft_wrap=True)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from memfit.cli.options import Arguments, AsJson, TargetText
-from memfit.cli.output import check_outputs, console, print_json, prints_aside
+from memfit.cli.options import Arguments, AsJson, ProfileOutput, TargetText
+from memfit.cli.output import check_outputs, console, print_json, print_written, prints_aside
 
 
 def profile(
     target: TargetText,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Save the profile to this file.", show_default=False)
-    ] = None,
+    output: ProfileOutput = None,
     fake: Annotated[
         bool,
         typer.Option("--fake", help="Run on fake tensors, where the plain step does not fit: times are estimates."),
@@ -67,5 +64,4 @@ def profile(
     if measured.blocks:
         screen.print(profile_table(measured, title=target))
     screen.print(profile_summary(measured))
-    if output is not None:
-        screen.print(f"Wrote {output}.", markup=False, soft_wrap=True)
+    print_written(output)

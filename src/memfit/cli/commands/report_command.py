@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memfit.cli.options import AsJson
-from memfit.cli.output import check_outputs, console, print_json
+from memfit.cli.output import check_outputs, print_json, print_written
 from memfit.documents import read_document
 from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.validation import shown
@@ -31,8 +31,9 @@ def report(
 
     [dim]memfit report profile.json plan.json verification.json --html page.html[/]
     """
-    from memfit.cli.pages import NUM_POINTS, report_data, write_report_page
+    from memfit.cli.pages import NUM_POINTS, report_data
     from memfit.cli.stages import frontier_of
+    from memfit.report.page import write_page
 
     profiles, plans, verifications = _read(files)
     if len(profiles) != 1:
@@ -52,11 +53,11 @@ def report(
     host_bytes = plan.host_bytes if plan is not None and profile.link is not None else 0
     points = frontier_of(profile, NUM_POINTS, host_bytes)
     data = report_data(profile, points, title=profile_file.name, plan=plan, verifications=tuple(verifications.values()))
-    write_report_page(html, data)
+    write_page(html, data)
     if as_json:
         print_json({"html": str(html), "num_points": len(points), "num_marks": len(data.marks)})
     else:
-        console().print(f"Wrote {html}.", markup=False, soft_wrap=True)
+        print_written(html)
 
 
 def _read(files: list[Path]) -> tuple[dict[Path, ModelProfile], dict[Path, Plan], dict[Path, Verification]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,13 +10,15 @@ from memfit.cli.options import (
     Arguments,
     AsJson,
     BudgetText,
+    ChunkLoss,
     HostBudgetText,
     PageFile,
+    PlanOutput,
     TargetText,
     parse_budget,
     parse_host_budget,
 )
-from memfit.cli.output import check_outputs, console, print_json, prints_aside
+from memfit.cli.output import check_outputs, console, print_json, print_written, prints_aside
 from memfit.errors import InvalidParameterError
 
 
@@ -33,12 +34,8 @@ def tune(
         typer.Option(help="Samples per optimizer step; sizes that divide it are tried.", min=1, show_default=False),
     ] = None,
     host_budget: HostBudgetText = None,
-    chunk_loss: Annotated[
-        bool, typer.Option("--chunk-loss", help="Let plans compute a language model's loss in chunks of tokens.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Save the plan to this file.", show_default=False)
-    ] = None,
+    chunk_loss: ChunkLoss = False,
+    output: PlanOutput = None,
     html: PageFile = None,
     arg: Arguments = None,
     as_json: AsJson = False,
@@ -74,9 +71,7 @@ def tune(
     screen = console()
     screen.print(f"{target}: the batch size", style="bold", markup=False, soft_wrap=True)
     screen.print(repr(result), markup=False, soft_wrap=True)
-    for written in (output, html):
-        if written is not None:
-            screen.print(f"Wrote {written}.", markup=False, soft_wrap=True)
+    print_written(output, html)
 
 
 def _parsed_sizes(text: str) -> list[int]:

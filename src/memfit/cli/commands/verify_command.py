@@ -8,16 +8,14 @@ from typing import Annotated
 import typer
 
 from memfit.cli.exit_codes import CHECK_DID_NOT_HOLD
-from memfit.cli.options import Arguments, AsJson, TargetText
-from memfit.cli.output import check_outputs, console, print_json, prints_aside
+from memfit.cli.options import Arguments, AsJson, TargetText, VerificationOutput
+from memfit.cli.output import check_outputs, console, print_json, print_written, prints_aside
 
 
 def verify(
     target: TargetText,
     file: Annotated[Path, typer.Argument(help="A plan, as `memfit plan` writes it.", show_default=False)],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Save the verification to this file.", show_default=False)
-    ] = None,
+    output: VerificationOutput = None,
     arg: Arguments = None,
     as_json: AsJson = False,
 ) -> None:
@@ -41,9 +39,7 @@ def verify(
     else:
         from memfit.report.step_tables import verification_summary
 
-        screen = console()
-        screen.print(verification_summary(verification, plan=plan, engine=engine_in_words()))
-        if output is not None:
-            screen.print(f"Wrote {output}.", markup=False, soft_wrap=True)
+        console().print(verification_summary(verification, plan=plan, engine=engine_in_words()))
+        print_written(output)
     if not verification.holds:
         raise typer.Exit(CHECK_DID_NOT_HOLD)
