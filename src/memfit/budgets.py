@@ -49,44 +49,47 @@ def host_budget_in_bytes(host_budget: HostBudgetLike, profile: ModelProfile) -> 
 
 def checked_host_budget(host_budget: object) -> int | Literal["auto"]:
     """Return the budget of host memory as far as it is known without a profile: bytes, or "auto"."""
-    if isinstance(host_budget, str):
-        return "auto" if host_budget.strip().lower() == "auto" else parse_bytes(host_budget)
-    if isinstance(host_budget, SupportsIndex) and not is_boolean(host_budget):
-        # Arrays say that they do, and then do not.
-        with suppress(TypeError):
-            return _checked_bytes(operator.index(host_budget), _ALLOWED_ON_HOST)
-    raise InvalidParameterError(f"{_ALLOWED_ON_HOST}; got {shown(host_budget)}")
+    checked = _bytes_or_auto(host_budget, _ALLOWED_ON_HOST)
+    if checked is None:
+        raise InvalidParameterError(f"{_ALLOWED_ON_HOST}; got {shown(host_budget)}")
+    if checked == "auto":
+        return "auto"
+    return parse_bytes(checked) if isinstance(checked, str) else checked
 
 
 def checked_budget(budget: object) -> int | float | Literal["auto"]:
     """Return the budget as far as it is known without a profile: bytes, a share of the device's memory, or "auto"."""
-    if isinstance(budget, str):
-        if budget.strip().lower() == "auto":
-            return "auto"
-        share = parse_share(budget)
-        return parse_bytes(budget) if share is None else share
-    if isinstance(budget, SupportsIndex) and not is_boolean(budget):
-        # Arrays say that they do, and then do not.
-        with suppress(TypeError):
-            return _checked_bytes(operator.index(budget), _ALLOWED)
-    elif isinstance(budget, Real) and not is_boolean(budget):
-        return _checked_share(float(budget))
+    checked = _bytes_or_auto(budget, _ALLOWED)
+    if checked == "auto":
+        return "auto"
+    if isinstance(checked, int):
+        return checked
+    if isinstance(checked, str):
+        share = parse_share(checked)
+        return parse_bytes(checked) if share is None else share
+    if isinstance(budget, Real) and not is_boolean(budget):
+        given_share = float(budget)
+        if 0 < given_share <= 1:
+            return given_share
+        raise InvalidParameterError(
+            f"{_ALLOWED}; got the float {given_share!r}, and a float is a share of the device's memory, above 0 and at "
+            "most 1. For bytes give an int or a text"
+        )
     raise InvalidParameterError(f"{_ALLOWED}; got {shown(budget)}")
 
 
-def _checked_bytes(num_bytes: int, allowed: str) -> int:
-    if num_bytes < 0:
-        raise InvalidParameterError(f"{allowed}; got {num_bytes}, which is negative")
-    return num_bytes
-
-
-def _checked_share(share: float) -> float:
-    if not 0 < share <= 1:
-        raise InvalidParameterError(
-            f"{_ALLOWED}; got the float {share!r}, and a float is a share of the device's memory, above 0 and at most "
-            "1. For bytes give an int or a text"
-        )
-    return share
+def _bytes_or_auto(budget: object, allowed: str) -> int | str | None:
+    """Return bytes, "auto" or any other text; None for what is neither a whole number nor a text."""
+    if isinstance(budget, str):
+        return "auto" if budget.strip().lower() == "auto" else budget
+    if isinstance(budget, SupportsIndex) and not is_boolean(budget):
+        # Arrays say that they do, and then do not.
+        with suppress(TypeError):
+            num_bytes = operator.index(budget)
+            if num_bytes < 0:
+                raise InvalidParameterError(f"{allowed}; got {num_bytes}, which is negative")
+            return num_bytes
+    return None
 
 
 def _known(num_bytes: int | None, given: str, unknown: str, profile: ModelProfile) -> int:

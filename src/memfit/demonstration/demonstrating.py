@@ -24,8 +24,7 @@ from memfit.progress import Progress
 from memfit.runtime.native.native_build import build_engine
 from memfit.units import format_bytes
 from memfit.verification.comparing import CHECKPOINTED, PLAIN, measure_methods
-from memfit.verification.methods import Way as Method
-from memfit.verification.methods import checkpointed, plain, planned
+from memfit.verification.methods import Method, checkpointed, plain, planned
 
 # Budgets lie at these shares of the way from the smallest peak to the plain one.
 _BUDGET_SHARES = (0.66, 0.33, 0.05)

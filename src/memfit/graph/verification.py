@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import quantiles
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from memfit.graph.records import NumberRange
@@ -39,6 +40,12 @@ class Quartiles(NamedTuple):
 
     low: float
     high: float
+
+
+def quartiles_of(numbers: Sequence[float]) -> Quartiles:
+    """Return the quartiles of ``numbers``, the least and the largest of them included."""
+    low, _, high = quantiles(numbers, n=4, method="inclusive")
+    return Quartiles(low, high)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

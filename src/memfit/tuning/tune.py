@@ -148,7 +148,7 @@ def _run(row: TunedSize, step: TrainingStep, progress: Progress) -> TunedSize:
             with trials.kept_optimizer():
                 trials.warm_up(by_plan)
                 peak_bytes = trials.measured(by_plan).peak_bytes
-                (seconds,) = trials.seconds_in_turns((by_plan,), progress)
+                (seconds,) = trials.interleaved_seconds((by_plan,), progress)
     except torch.OutOfMemoryError:
         return failed(row, _OUT_OF_MEMORY)
     typical = sorted(seconds)[len(seconds) // 2]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median, quantiles
+from statistics import median
 
 import torch
 
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.plan import Plan
-from memfit.graph.verification import MethodResult, Quartiles
+from memfit.graph.verification import MethodResult, quartiles_of
 from memfit.progress import Progress, Quiet
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
-from memfit.verification.methods import Way as Method
-from memfit.verification.methods import checkpointed, plain, planned
+from memfit.verification.methods import Method, checkpointed, plain, planned
 from memfit.verification.trials import Measured, Trials
 
 PLAIN, PLANNED, CHECKPOINTED = "plain step", "memfit", "torch: checkpoint every block"
@@ -38,11 +37,8 @@ def measure_methods(
                 if error is not None:
                     errors[label] = error
                 shown.advance()
-            seconds = dict(
-                zip(runs, trials.seconds_in_turns([methods[label] for label in runs], shown), strict=True)
-                if runs
-                else ()
-            )
+            timed = trials.interleaved_seconds([methods[label] for label in runs], shown) if runs else []
+            seconds = dict(zip(runs, timed, strict=True))
     results = {label: _result(label, runs, seconds) for label in runs}
     return tuple(results.get(label) or MethodResult(label, error=errors[label]) for label in methods)
 
@@ -72,14 +68,11 @@ def _try_method(trials: Trials, method: Method, label: str, runs: dict[str, Meas
 def _result(label: str, runs: Mapping[str, Measured], seconds: Mapping[str, list[float]]) -> MethodResult:
     first = next(iter(runs))
     own, base = seconds[label], seconds[first]
-    low, _, high = quantiles(
-        [ours / theirs - 1 for ours, theirs in zip(own, base, strict=True)], n=4, method="inclusive"
-    )
     return MethodResult(
         label=label,
         peak_bytes=runs[label].peak_bytes,
         step_seconds=median(own),
         overhead=median(own) / median(base) - 1,
-        overhead_quartiles=Quartiles(low, high),
+        overhead_quartiles=quartiles_of([ours / theirs - 1 for ours, theirs in zip(own, base, strict=True)]),
         gradients_equal=not runs[label].difference.names,
     )

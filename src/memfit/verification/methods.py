@@ -1,4 +1,4 @@
-"""Ways to run a model's training step: plain, by a plan, or with torch's own checkpointing to compare with."""
+"""Methods of running a model's training step: plain, by a plan, or with torch's own checkpointing to compare with."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from memfit.runtime.applying.forward_wrapping import Forward, wrap_forward
 from memfit.runtime.engine.forward_pass import UnplannedCalls
 from memfit.runtime.engine.native_tape import new_tape
 
-Way = Callable[[nn.Module], AbstractContextManager[object]]
-"""Given the model, returns the block inside which its steps run that way."""
+Method = Callable[[nn.Module], AbstractContextManager[object]]
+"""Given the model, returns the block inside which its steps run by that method."""
 
 
 def plain(model: nn.Module) -> AbstractContextManager[object]:
@@ -47,14 +47,14 @@ def planned(plan: Plan) -> Planned:
     return Planned(plan)
 
 
-def compiled_reference(plan: Plan) -> Way:
+def compiled_reference(plan: Plan) -> Method:
     """Run the blocks that ``plan`` compiles compiled, and save everything in them and outside of them."""
     assert plan.compiled is not None
     compiled = plan.compiled.reference()
     return planned(replace(plan, compiled=compiled, decisions={}, recorded_modules=(), hooked_modules=(), outline=None))
 
 
-def checkpointed(paths: Sequence[str]) -> Way:
+def checkpointed(paths: Sequence[str]) -> Method:
     """Run each of the modules at ``paths`` under torch.utils.checkpoint."""
 
     def run_checkpointed(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Runs a step in several ways in turns, each time from the same state."""
+"""Runs a step by several methods, interleaved, each time from the same state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from memfit.verification.gradients import (
     gradients_of,
     gradients_of_run,
 )
-from memfit.verification.methods import Way
+from memfit.verification.methods import Method
 
 # Enough rounds for quartiles to mean something; more where steps are short, up to this many seconds of them.
 _FEWEST_ROUNDS = 5
@@ -60,19 +60,19 @@ class Trials:
         """Return what all runs go inside: afterwards the optimizer knows of none of them."""
         return self._state.kept_optimizer()
 
-    def warm_up(self, way: Way) -> None:
+    def warm_up(self, method: Method) -> None:
         """Run the step, so that later runs find caches filled and kernels chosen."""
         num_runs = 0
         while num_runs < num_warm_up_steps(self._step.model) or not self._state.is_warm:
-            with self._state.kept(), way(self._step.model), noting_inputs(self._step.model) as inputs:
+            with self._state.kept(), method(self._step.model), noting_inputs(self._step.model) as inputs:
                 self._step.run()
             num_runs += 1
         self.inputs = tuple(inputs)
 
-    def measured(self, way: Way, reference: Gradients | None = None) -> Measured:
+    def measured(self, method: Method, reference: Gradients | None = None) -> Measured:
         """Return the peak and the gradients of a run; with a ``reference``, how they differ from it instead."""
         held = self._tensors_from_outside()
-        with self._state.kept(), way(self._step.model):
+        with self._state.kept(), method(self._step.model):
             with no_garbage_collection():
                 peak_bytes = allocated_peak(self._step.run, self.device, held)
             if reference is None or self._state.consumes_gradients:
@@ -80,33 +80,33 @@ class Trials:
             else:
                 return Measured(peak_bytes, {}, difference_from(reference, self._step))
         if self._state.consumes_gradients:
-            with self._state.kept(), way(self._step.model):
+            with self._state.kept(), method(self._step.model):
                 gradients = gradients_of_run(self._step)
         if reference is None:
             return Measured(peak_bytes, gradients, NO_DIFFERENCE)
         return Measured(peak_bytes, {}, difference_between(reference, gradients))
 
-    def seconds(self, way: Way) -> float:
+    def seconds(self, method: Method) -> float:
         """Return how long a run takes."""
-        with self._state.kept(), way(self._step.model):
+        with self._state.kept(), method(self._step.model):
             wait_for(self.device)
             begin = time.perf_counter()
             self._step.run()
             wait_for(self.device)
             return time.perf_counter() - begin
 
-    def seconds_in_turns(self, ways: Sequence[Way], progress: Progress) -> list[list[float]]:
-        """Return the seconds of each way's runs. Rounds run all ways, in turning order, so that drifts cancel out."""
+    def interleaved_seconds(self, methods: Sequence[Method], progress: Progress) -> list[list[float]]:
+        """Return the seconds of each method's runs. Rounds run all, in alternating order, so that drifts cancel out."""
         progress.stage("timing", num_steps=None)
-        round_seconds = sum(self.seconds(way) for way in ways)
+        round_seconds = sum(self.seconds(method) for method in methods)
         num_rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, int(_TIMING_SECONDS / max(round_seconds, 1e-9))))
         num_rounds = self._step.ranks.agreed(num_rounds)
-        progress.stage("timing", num_steps=num_rounds * len(ways))
-        seconds: list[list[float]] = [[] for _ in ways]
-        places = list(range(len(ways)))
+        progress.stage("timing", num_steps=num_rounds * len(methods))
+        seconds: list[list[float]] = [[] for _ in methods]
+        places = list(range(len(methods)))
         for _ in range(num_rounds):
             for place in places:
-                seconds[place].append(self.seconds(ways[place]))
+                seconds[place].append(self.seconds(methods[place]))
                 progress.advance()
             places.reverse()
         return seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from memfit.capture.training_step import TrainingStep
 from memfit.errors import InvalidParameterError, VerificationError
 from memfit.graph.inputs import growth_in_words
 from memfit.graph.plan import Plan
-from memfit.graph.verification import Quartiles, Verification, worst_of
+from memfit.graph.verification import Verification, quartiles_of, worst_of
 from memfit.progress import Progress, Quiet
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.checks.input_check import warn_of_larger_inputs
@@ -24,7 +24,7 @@ from memfit.runtime.checks.pass_check import warn_of_calls
 from memfit.runtime.chunked_loss.language_model_head import noting_type_of_logits
 from memfit.units import format_bytes
 from memfit.verification.machine import device_name
-from memfit.verification.methods import Planned, Way, compiled_reference, plain, planned
+from memfit.verification.methods import Method, Planned, compiled_reference, plain, planned
 from memfit.verification.trials import Trials
 
 
@@ -85,9 +85,9 @@ def faster_of(step: TrainingStep, plans: Sequence[Plan], progress: Progress) -> 
         trials = Trials(step)
         methods = [planned(plan) for plan in plans]
         with trials.kept_optimizer():
-            for way in methods:
-                trials.warm_up(way)
-            medians = [median(seconds) for seconds in trials.seconds_in_turns(methods, progress)]
+            for method in methods:
+                trials.warm_up(method)
+            medians = [median(seconds) for seconds in trials.interleaved_seconds(methods, progress)]
     return step.ranks.agreed(medians.index(min(medians)))
 
 
@@ -102,10 +102,10 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
             trials.warm_up(plain)
         progress.advance()
         by_plan = planned(plan)
-        ways: tuple[Way, ...] = (reference, by_plan)
-        for way in dict.fromkeys(ways):
-            if way is not plain:
-                trials.warm_up(way)
+        methods: tuple[Method, ...] = (reference, by_plan)
+        for method in methods:
+            if method is not plain:
+                trials.warm_up(method)
                 progress.advance()
         of_reference = trials.measured(reference)
         progress.advance()
@@ -114,7 +114,7 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         noise = trials.measured(reference, of_reference.gradients).difference
         progress.advance()
         plain_peak_bytes = of_reference.peak_bytes if reference is plain else trials.measured(plain, {}).peak_bytes
-        plain_seconds, seconds = trials.seconds_in_turns((plain, by_plan), progress)
+        plain_seconds, seconds = trials.interleaved_seconds((plain, by_plan), progress)
     _warn_of_larger_inputs(plan, trials)
     num_gradients = sum(gradient is not None for gradient in of_reference.gradients.values())
     if not num_gradients:
@@ -139,9 +139,9 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         compared_with="plain step" if plan.compiled is None else "compiled step that saves everything",
         peak_bytes=of_plan.peak_bytes,
         plain_step_seconds=median(plain_seconds),
-        plain_step_quartiles_seconds=_quartiles(plain_seconds),
+        plain_step_quartiles_seconds=quartiles_of(plain_seconds),
         overhead=median(seconds) / median(plain_seconds) - 1,
-        overhead_quartiles=_quartiles(ratios),
+        overhead_quartiles=quartiles_of(ratios),
         **_planned_facts(plan, by_plan, seconds, trials),
     )
 
@@ -162,7 +162,7 @@ def _planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verifi
         progress.advance()
         measured = trials.measured(by_plan)
         progress.advance()
-        (seconds,) = trials.seconds_in_turns((by_plan,), progress)
+        (seconds,) = trials.interleaved_seconds((by_plan,), progress)
     _warn_of_larger_inputs(plan, trials)
     return Verification(
         gradients_equal=None,
@@ -188,7 +188,7 @@ def _planned_facts(plan: Plan, by_plan: Planned, seconds: Sequence[float], trial
         "budget_bytes": plan.budget_bytes,
         "host_bytes": plan.host_bytes,
         "step_seconds": median(seconds),
-        "step_quartiles_seconds": _quartiles(seconds),
+        "step_quartiles_seconds": quartiles_of(seconds),
         "num_rounds": len(seconds),
         "device": str(trials.device),
         "device_name": device_name(trials.device),
@@ -202,11 +202,6 @@ def _warn_of_larger_inputs(plan: Plan, trials: Trials) -> None:
     if growth is not None:
         # At the caller of verify().
         warn_of_larger_inputs(growth, stacklevel=5)
-
-
-def _quartiles(numbers: Sequence[float]) -> Quartiles:
-    low, _, high = quantiles(numbers, n=4, method="inclusive")
-    return Quartiles(low, high)
 
 
 def _refuse_unfit(model: object, plan: object) -> None:
