@@ -10,7 +10,7 @@ from rich.text import Text
 
 from memfit.graph.layer_profile import LayerMemoryProfile
 from memfit.layers.checkpoint_plan import CheckpointPlan, activation_stats
-from memfit.report.terminal_table import TerminalTable
+from memfit.report.terminal_table import TerminalTable, summary_grid
 from memfit.units import format_bytes
 
 MOST_ROWS = 60
@@ -33,13 +33,12 @@ def plan_table(layers: Sequence[LayerMemoryProfile], plan: CheckpointPlan, *, ti
     dropped = set(plan.checkpointed_layers)
     has_names = any(layer.name for layer in layers)
     table = TerminalTable(title)
-    table.add_column("layer", justify="right", no_wrap=True)
+    table.add_numbers("layer")
     if has_names:
         # The one column that may shrink on a narrow terminal.
         table.add_column("name", overflow="ellipsis")
     table.add_column("type", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("cost", justify="right", no_wrap=True)
+    table.add_numbers("bytes", "cost")
     table.add_column("plan", no_wrap=True)
     for layer in layers[:MOST_ROWS]:
         is_dropped = layer.layer_idx in dropped
@@ -61,23 +60,16 @@ def plan_summary(layers: Sequence[LayerMemoryProfile], plan: CheckpointPlan, *, 
     """Return the plan in four lines: memory, recompute, layers, and for a budget how good the plan is."""
     stats = activation_stats(layers, plan)
     forward_flops = sum(layer.recompute_flops for layer in layers)
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_column()
-    grid.add_row(
-        "peak",
-        f"{format_bytes(stats.peak_memory_bytes)} instead of {format_bytes(stats.total_activation_bytes)} "
+    lines = {
+        "peak": f"{format_bytes(stats.peak_memory_bytes)} instead of {format_bytes(stats.total_activation_bytes)} "
         f"({_percent(stats.peak_reduction_percent)} less)",
-    )
-    grid.add_row(
-        "recompute",
-        f"{format_flops(plan.total_recompute_flops)}, {_share_of(plan.total_recompute_flops, forward_flops)} "
-        "of the forward pass",
-    )
-    grid.add_row("layers", f"{stats.checkpointed_layers} of {stats.total_layers} recomputed")
+        "recompute": f"{format_flops(plan.total_recompute_flops)}, "
+        f"{_share_of(plan.total_recompute_flops, forward_flops)} of the forward pass",
+        "layers": f"{stats.checkpointed_layers} of {stats.total_layers} recomputed",
+    }
     if is_budget:
-        grid.add_row("optimality", _optimality(plan.optimality_gap))
-    return Padding(grid, (0, 0, 0, 1))
+        lines["optimality"] = _optimality(plan.optimality_gap)
+    return summary_grid(lines)
 
 
 def strategy_table(layers: Sequence[LayerMemoryProfile], plans: Mapping[str, CheckpointPlan], *, title: str) -> Table:
@@ -85,8 +77,7 @@ def strategy_table(layers: Sequence[LayerMemoryProfile], plans: Mapping[str, Che
     forward_flops = sum(layer.recompute_flops for layer in layers)
     table = TerminalTable(title)
     table.add_column("strategy", no_wrap=True)
-    for heading in ("peak", "saved", "recompute", "of forward", "layers dropped"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_numbers("peak", "saved", "recompute", "of forward", "layers dropped")
     for label, plan in plans.items():
         stats = activation_stats(layers, plan)
         table.add_row(

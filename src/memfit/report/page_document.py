@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Bytes, Step
 from memfit.report.compiled_document import CompiledStep
 from memfit.report.memory_kinds import memory_kinds, named_samples
-from memfit.report.page_data import ReportData, SizeCurve
+from memfit.report.page_data import ReportData
 from memfit.report.plan_effect import bytes_by_block, plan_effect
 
 MOST_TIMELINE_POINTS = 600
@@ -42,7 +42,9 @@ def page_document(data: ReportData) -> dict[str, Any]:
         "is_compiled": is_compiled,
         **(_in_segments(data, step, points) if is_compiled else _in_values(data, step, points)),
         "plans": _packed([plan_text(point.plan) for point in points]),
-        "sizes": None if data.sizes is None else _sizes(data.sizes),
+        "sizes": None
+        if data.sizes is None
+        else asdict(data.sizes) | {"rows": [list(astuple(row)) for row in data.sizes.rows]},
         "marks": [asdict(mark) for mark in data.marks],
     }
 
@@ -76,15 +78,6 @@ def _in_segments(data: ReportData, step: Step, points: Sequence[FrontierPoint]) 
         "values": {column: [] for column in _VALUE_COLUMNS},
         "timeline": compiled.timeline(_kinds(data, [0][: step.num_ops])),
         "points": [compiled.point_entry(point, step.resident_bytes) for point in points],
-    }
-
-
-def _sizes(curve: SizeCurve) -> dict[str, Any]:
-    return {
-        "rows": [[row.size, row.peak_bytes, row.speed, row.is_measured] for row in curve.rows],
-        "chosen_size": curve.chosen_size,
-        "budget_bytes": curve.budget_bytes,
-        "is_throughput": curve.is_throughput,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.padding import Padding
@@ -16,7 +16,7 @@ from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.graph.size_plans import SizedPlan
 from memfit.graph.verification import MethodResult, Verification
 from memfit.report.layer_table import MOST_ROWS, format_flops
-from memfit.report.terminal_table import TerminalTable
+from memfit.report.terminal_table import TerminalTable, summary_grid
 from memfit.units import format_bytes, format_overhead, format_seconds
 
 # Overheads that differ by less are not explained.
@@ -28,8 +28,7 @@ def profile_table(profile: ModelProfile, *, title: str) -> Table:
     table = TerminalTable(title)
     table.add_column("block", overflow="ellipsis")
     table.add_column("type", no_wrap=True)
-    table.add_column("holds", justify="right", no_wrap=True)
-    table.add_column("cost", justify="right", no_wrap=True)
+    table.add_numbers("holds", "cost")
     for block in profile.blocks[:MOST_ROWS]:
         layer = block.layer
         cells = (format_bytes(layer.activation_size_bytes), format_flops(layer.recompute_flops))
@@ -42,7 +41,7 @@ def profile_table(profile: ModelProfile, *, title: str) -> Table:
 def profile_summary(profile: ModelProfile) -> Padding:
     """Return the step in a few lines: memory, time, ops, device."""
     outside = {value.storage: value.num_bytes for value in profile.values if value.op_index is None}
-    return _grid(
+    return summary_grid(
         {
             "peak": f"{format_bytes(profile.peak_bytes)}, {format_bytes(sum(outside.values()))} of it "
             "weights, optimizer state and batch",
@@ -66,9 +65,7 @@ def plan_table(profile: ModelProfile, plan: Plan, *, title: str) -> Table:
     counted_of = _counted_by_block(profile, plan, [block.path for block in profile.blocks[:MOST_ROWS]])
     # Most plans offload nothing, and their tables have no column for it.
     is_offloading = _num_decided(plan, Decision.OFFLOAD) > 0
-    headings = ("saved", "recomputed", *(("offloaded", "values offloaded") if is_offloading else ()))
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_numbers("saved", "recomputed", *(("offloaded", "values offloaded") if is_offloading else ()))
     for path, counted in counted_of.items():
         cells = [format_bytes(counted.num_bytes[decision]) for decision in (Decision.SAVE, Decision.RECOMPUTE)]
         if is_offloading:
@@ -100,7 +97,7 @@ def plan_summary(profile: ModelProfile, plan: Plan) -> Padding:
     if plan.budget_bytes is not None:
         lines["budget"] = format_bytes(plan.budget_bytes)
         lines["optimality"] = _optimality_in_words(plan)
-    return _grid(lines)
+    return summary_grid(lines)
 
 
 def _optimality_in_words(plan: Plan) -> str:
@@ -117,8 +114,7 @@ def frontier_table(profile: ModelProfile, points: Sequence[FrontierPoint], *, ti
     table = TerminalTable(title)
     is_offloading = any(_num_decided(point.plan, Decision.OFFLOAD) for point in points)
     offloading_headings = ("values offloaded", "on the host") if is_offloading else ()
-    for heading in ("peak", "of plain", "time", "values recomputed", *offloading_headings):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_numbers("peak", "of plain", "time", "values recomputed", *offloading_headings)
     for point in points:
         share = point.peak_bytes / profile.peak_bytes if profile.peak_bytes else 1.0
         cells = [format_bytes(point.peak_bytes), f"{share:.1%}", format_overhead(point.overhead)]
@@ -132,8 +128,7 @@ def frontier_table(profile: ModelProfile, points: Sequence[FrontierPoint], *, ti
 def sizes_table(entries: Sequence[SizedPlan], *, title: str) -> Table:
     """Return one row per plan, from the fastest to the slowest; a batch runs by the first that is as large."""
     table = TerminalTable(title)
-    for heading in ("size up to", "peak", "time"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_numbers("size up to", "peak", "time")
     for entry in entries:
         plan = entry.plan
         table.add_row(
@@ -168,15 +163,14 @@ def verification_summary(verification: Verification, *, plan: Plan | None = None
     lines["measured"] = f"on {verification.device_name}, torch {verification.torch_version}, " + (
         f"medians of {verification.num_rounds} interleaved rounds"
     )
-    return _grid(lines)
+    return summary_grid(lines)
 
 
 def comparison_table(results: Sequence[MethodResult], *, title: str) -> Table:
     """Return one row per method that was measured in the same rounds."""
     table = TerminalTable(title)
     table.add_column("method", overflow="fold")
-    for heading in ("peak", "step", "time", "25th to 75th\npercentile"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_numbers("peak", "step", "time", "25th to 75th\npercentile")
     table.add_column("gradients", overflow="fold")
     for result in results:
         if result.peak_bytes is None or result.step_seconds is None or result.overhead_quartiles is None:
@@ -278,12 +272,3 @@ def _counted_by_block(profile: ModelProfile, plan: Plan, paths: Sequence[str]) -
                 counted_of[path].num_bytes[decision] += value.num_bytes
                 counted_of[path].num_offloaded += is_offloaded
     return counted_of
-
-
-def _grid(lines: Mapping[str, str | Text]) -> Padding:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column()
-    for name, words in lines.items():
-        grid.add_row(name, words if isinstance(words, Text) else Text(words))
-    return Padding(grid, (0, 0, 0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import zip_longest
 
 from rich import box
@@ -21,6 +22,11 @@ class TerminalTable(Table):
 
     def __init__(self, title: str) -> None:
         super().__init__(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=True)
+
+    def add_numbers(self, *headings: str) -> None:
+        """Add a column of numbers for each heading."""
+        for heading in headings:
+            self.add_column(heading, justify="right", no_wrap=True)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         least = [_least_width(column) for column in self.columns]
@@ -50,6 +56,16 @@ class TerminalTable(Table):
         if self.caption is not None:
             yield self.caption
         yield Text()
+
+
+def summary_grid(lines: Mapping[str, str | Text]) -> Padding:
+    """Return a line for each entry: its name in bold, then the words."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for name, words in lines.items():
+        grid.add_row(name, words if isinstance(words, Text) else Text(words))
+    return Padding(grid, (0, 0, 0, 1))
 
 
 def _least_width(column: Column) -> int:
