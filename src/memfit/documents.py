@@ -47,24 +47,19 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def contents_of(document: dict[str, Any], path: str | os.PathLike[str], kind: str, version: int) -> dict[str, Any]:
-    """Return what a ``document`` of that kind has besides its format and its version, which is at most ``version``."""
-    check_kind(document, path, expected=kind, version=version)
-    return {name: entry for name, entry in document.items() if name not in ("format", "version")}
-
-
-def check_kind(document: dict[str, Any], path: str | os.PathLike[str], *, expected: str, version: int) -> None:
-    """Raise unless ``document`` is of the ``expected`` format, in a version from 1 to ``version``."""
-    kind = document.get("format")
-    if kind != expected:
-        raise PlanFileError(f'{path}: "format" must be "{expected}"; got {_shown_kind(kind)}')
+    """Return what ``document`` has besides its format, which must be ``kind``, and its version, at most ``version``."""
+    found_kind = document.get("format")
+    if found_kind != kind:
+        raise PlanFileError(f'{path}: "format" must be "{kind}"; got {_shown_kind(found_kind)}')
     found = document.get("version")
     if type(found) is not int or found < 1:
         raise PlanFileError(f'{path}: "version" must be a whole number from 1 to {version}; got {shown(found)}')
     if found > version:
         raise PlanFileError(
-            f"{path}: version {found} of {expected} is newer than this memfit, which reads up to version {version}; "
+            f"{path}: version {found} of {kind} is newer than this memfit, which reads up to version {version}; "
             "upgrade memfit or save the file with an older one"
         )
+    return {name: entry for name, entry in document.items() if name not in ("format", "version")}
 
 
 def _shown_kind(kind: object) -> str:

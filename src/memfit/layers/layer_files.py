@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from memfit.documents import check_fields, check_kind, contents_of, read_document, write_text
+from memfit.documents import check_fields, contents_of, read_document, write_text
 from memfit.errors import InvalidParameterError, PlanFileError
 from memfit.graph.layer_profile import LayerMemoryProfile, checked_profiles
 from memfit.graph.records import Records
@@ -37,7 +37,7 @@ def load_layers(path: str | os.PathLike[str]) -> tuple[LayerMemoryProfile, ...]:
 
 def layers_from_document(document: dict[str, Any], path: str | os.PathLike[str]) -> tuple[LayerMemoryProfile, ...]:
     """Return the layers of a document already read; ``path`` is for messages."""
-    check_kind(document, path, expected=LAYERS_FORMAT, version=LAYERS_VERSION)
+    contents_of(document, path, LAYERS_FORMAT, LAYERS_VERSION)
     check_fields(document, f"{path}", required=frozenset({"format", "version", "layers"}))
     entries = document["layers"]
     if not isinstance(entries, list):

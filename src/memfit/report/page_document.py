@@ -42,9 +42,7 @@ def page_document(data: ReportData) -> dict[str, Any]:
         "is_compiled": is_compiled,
         **(_in_segments(data, step, points) if is_compiled else _in_values(data, step, points)),
         "plans": _packed([plan_text(point.plan) for point in points]),
-        "sizes": None
-        if data.sizes is None
-        else asdict(data.sizes) | {"rows": [list(astuple(row)) for row in data.sizes.rows]},
+        "sizes": data.sizes and asdict(data.sizes) | {"rows": [list(astuple(row)) for row in data.sizes.rows]},
         "marks": [asdict(mark) for mark in data.marks],
     }
 

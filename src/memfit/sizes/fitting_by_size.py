@@ -62,9 +62,8 @@ class _FittingBySize:
         self._budget_bytes = largest.plan.budget_bytes
         self._chunk_loss = largest.plan.chunks_loss
         self._margin_bytes = max(0, largest.verification.peak_bytes - largest.plan.predicted_peak_bytes)
-        measured = self._measured()
         self._profiles = ScaledProfiles(
-            measured, lambda shapes: self._profile(shapes, "fake"), lambda shapes: self._profile(shapes, "real")
+            self._measured(), lambda shapes: self._profile(shapes, "fake"), lambda shapes: self._profile(shapes, "real")
         )
 
     def fitted(self) -> FittedBySize:
@@ -104,10 +103,6 @@ class _FittingBySize:
         for shapes in self._form.shapes[:-1]:
             if shapes not in measured:
                 measured[shapes] = self._profile(shapes, "real")
-        is_real = {shapes: profile.measured_with == "real step" for shapes, profile in measured.items()}
-        if any(is_real.values()):
-            # Estimated seconds are no measure beside real ones: what did not fit the device is scaled from the rest.
-            return {shapes: profile for shapes, profile in measured.items() if is_real[shapes]}
         return measured
 
     def _profile(self, shapes: Shapes, mode: ProfileMode) -> ModelProfile:

@@ -34,11 +34,13 @@ class ScaledProfiles(Generic[Size]):
         fake: Callable[[Size], ModelProfile],
         real: Callable[[Size], ModelProfile],
     ) -> None:
-        self._measured = dict(measured)
+        real_ones = {size: profile for size, profile in measured.items() if profile.measured_with == "real step"}
+        # Estimated seconds are no measure beside real ones: what did not fit the device is scaled from the rest.
+        self._measured = real_ones or dict(measured)
         self._fake, self._real = fake, real
         self._fakes: dict[Size, ModelProfile] = {}
         try:
-            for size in measured:
+            for size in self._measured:
                 self._fake_at(size)
         except MemfitError:
             self._has_fakes = False

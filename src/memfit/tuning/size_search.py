@@ -88,8 +88,7 @@ class SizeSearch:
         measured = {first: measured_first}
         self._first_size = first
         self._budget_bytes = budget_in_bytes(self._budget, measured_first)
-        self._profiles = ScaledProfiles(measured, self._fake, self._real_or_fake)
-        second = self._second_size(sizes)
+        second = self._second_size(measured_first, sizes)
         if second != first:
             try:
                 measured[second] = self._real_or_fake(second)
@@ -97,8 +96,6 @@ class SizeSearch:
                 raise
             except Exception as error:
                 self._candidates[second] = SizeCandidate(second, None, math.inf, error)
-        if len({profile.measured_with for profile in measured.values()}) > 1:
-            measured = {each: profile for each, profile in measured.items() if profile.measured_with == "real step"}
         self._profiles = ScaledProfiles(measured, self._fake, self._real_or_fake)
 
     def _first_measured(self, sizes: tuple[int, ...]) -> tuple[int, ModelProfile]:
@@ -115,12 +112,11 @@ class SizeSearch:
         assert failed is not None
         raise failed
 
-    def _second_size(self, sizes: list[int] | None) -> int:
+    def _second_size(self, profile: ModelProfile, sizes: list[int] | None) -> int:
         """Return the last size to which doubling leads that runs plain within the budget, or else the device.
 
-        The first one where there is none.
+        The first one, whose ``profile`` is given, where there is none.
         """
-        profile = self._profiles.at(self._first_size)
         free_bytes = profile.peak_bytes if profile.free_bytes is None else profile.free_bytes
         for most_bytes in (self._budget_bytes, max(self._budget_bytes, free_bytes)):
             size = self._first_size
