@@ -17,8 +17,7 @@ from memfit.graph.compiled_data.compiled_blocks import (
     SegmentKind,
     StepSegment,
 )
-from memfit.graph.plan import FrontierPoint
-from memfit.report.plan_effect import COUNTED_OUTCOMES, Outcome
+from memfit.graph.plan import Decision, FrontierPoint
 
 _PASSES = {SegmentKind.FORWARD: "forward", SegmentKind.BACKWARD: "backward"}
 
@@ -135,10 +134,10 @@ class CompiledStep:
 
 
 def _bytes_of(block: CompiledBlock, measured: MeasuredPartition, num_sent: int) -> list[int]:
-    """Return the bytes of each outcome; recomputed is what the first partition saves beyond this one."""
-    of_outcome = {
-        Outcome.SAVED: measured.held_bytes - num_sent,
-        Outcome.RECOMPUTED: max(0, block.measured[0].held_bytes - measured.held_bytes),
-        Outcome.OFFLOADED: num_sent,
+    """Return the bytes of each decision; recomputed is what the first partition saves beyond this one."""
+    num_bytes = {
+        Decision.SAVE: measured.held_bytes - num_sent,
+        Decision.RECOMPUTE: max(0, block.measured[0].held_bytes - measured.held_bytes),
+        Decision.OFFLOAD: num_sent,
     }
-    return [of_outcome.get(outcome, 0) for outcome in COUNTED_OUTCOMES]
+    return [num_bytes.get(decision, 0) for decision in Decision]

@@ -20,7 +20,7 @@ from memfit.planning.step import Bytes, Step
 from memfit.report.compiled_document import CompiledStep
 from memfit.report.memory_kinds import memory_kinds, named_samples
 from memfit.report.page_data import ReportData
-from memfit.report.plan_effect import bytes_by_block, plan_effect
+from memfit.report.plan_effect import LETTERS, bytes_by_block, plan_effect
 
 MOST_TIMELINE_POINTS = 600
 MOST_LIVE_MODULES = 32
@@ -220,7 +220,7 @@ def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_op
     ops = step.profile.ops
     return {
         **point.facts(),
-        "outcomes": "".join(effect.outcomes),
+        "outcomes": "".join(LETTERS[outcome] for outcome in effect.outcomes),
         "blocks": bytes_by_block(step, effect, blocks.of_value, len(blocks.labels)),
         "timeline_bytes": _downsampled(simulation.timeline_bytes, first_ops),
         "peak_op_index": simulation.peak_op_index,

@@ -8,7 +8,6 @@ The others are not needed by the backward pass, whatever the plan decides.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from memfit.errors import InvalidParameterError
 from memfit.graph.plan import Decision, Plan
@@ -16,32 +15,15 @@ from memfit.planning.simulate.simulator import Simulation, simulated
 from memfit.planning.step import Step
 from memfit.planning.step.offload_rules import Offloading
 
-
-class Outcome(StrEnum):
-    """What becomes of a value between the op that made it and the backward pass, as one letter."""
-
-    SAVED = "s"
-    RECOMPUTED = "r"
-    OFFLOADED = "o"
-    COMPRESSED = "c"
-    NOT_NEEDED = "-"
-
-
-COUNTED_OUTCOMES = (Outcome.SAVED, Outcome.RECOMPUTED, Outcome.OFFLOADED, Outcome.COMPRESSED)
-
-_OUTCOME_OF_DECISION = {
-    Decision.SAVE: Outcome.SAVED,
-    Decision.RECOMPUTE: Outcome.RECOMPUTED,
-    Decision.OFFLOAD: Outcome.OFFLOADED,
-    Decision.COMPRESS: Outcome.COMPRESSED,
-}
+LETTERS = {Decision.SAVE: "s", Decision.RECOMPUTE: "r", Decision.OFFLOAD: "o", Decision.COMPRESS: "c", None: "-"}
+"""What becomes of a value as one letter; None is not needed by the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEffect:
-    """``outcomes`` has one entry for each of ``Step.plannable``; the simulation is that of the same decisions."""
+    """What becomes of each of ``Step.plannable``, None where the backward pass does not need it, and the simulation."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Decision | None, ...]
     simulation: Simulation
 
 
@@ -52,14 +34,14 @@ def plan_effect(step: Step, plan: Plan) -> PlanEffect:
     started_from = {value for op in simulation.replayed_ops for value in step.op_inputs[op]} - recomputed
     values = step.profile.values
 
-    def outcome(index: int) -> Outcome:
+    def outcome(index: int) -> Decision | None:
         if not values[index].is_saved and index not in started_from:
-            return Outcome.NOT_NEEDED
+            return None
         if index in recomputed:
-            return Outcome.RECOMPUTED
+            return Decision.RECOMPUTE
         decision = plan.decisions[values[index].name]
         # What the engine cannot replay is saved, whatever the plan decides.
-        return Outcome.SAVED if decision is Decision.RECOMPUTE else _OUTCOME_OF_DECISION[decision]
+        return Decision.SAVE if decision is Decision.RECOMPUTE else decision
 
     return PlanEffect(tuple(outcome(index) for index in step.plannable), simulation)
 
@@ -89,16 +71,17 @@ def _decided(step: Step, plan: Plan, decision: Decision) -> frozenset[int]:
 
 
 def bytes_by_block(step: Step, effect: PlanEffect, block_of_value: list[int], num_blocks: int) -> list[list[int]]:
-    """Return for each block the bytes of each of ``COUNTED_OUTCOMES``. Values written in place share bytes, once."""
-    totals = [[0] * len(COUNTED_OUTCOMES) for _ in range(num_blocks)]
+    """Return for each block the bytes of each decision, in their order. Values written in place share bytes, once."""
+    decisions = tuple(Decision)
+    totals = [[0] * len(decisions) for _ in range(num_blocks)]
     held_storages: set[int] = set()
     for index, outcome, block in zip(step.plannable, effect.outcomes, block_of_value, strict=True):
-        if outcome is Outcome.NOT_NEEDED:
+        if outcome is None:
             continue
-        if outcome is Outcome.SAVED:
+        if outcome is Decision.SAVE:
             storage = step.value_storage[index]
             if storage in held_storages:
                 continue
             held_storages.add(storage)
-        totals[block][COUNTED_OUTCOMES.index(outcome)] += step.value_bytes[index]
+        totals[block][decisions.index(outcome)] += step.value_bytes[index]
     return totals
