@@ -11,7 +11,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,6 +44,14 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise PlanFileError(f"{path}: must hold a JSON object with a format and a version; got {shown(document)}")
     return document
+
+
+def kind_of(document: dict[str, Any], path: str | os.PathLike[str], allowed: Collection[str]) -> str:
+    """Return the format of ``document``, which must be one of those ``allowed``."""
+    kind = document.get("format")
+    if not isinstance(kind, str) or kind not in allowed:
+        raise PlanFileError(f'{path}: "format" must be one of {", ".join(allowed)}; got {shown(kind)}')
+    return kind
 
 
 def contents_of(document: dict[str, Any], path: str | os.PathLike[str], kind: str, version: int) -> dict[str, Any]:

@@ -20,14 +20,13 @@ from memfit.cli.options import (
 )
 from memfit.cli.output import check_outputs, console, print_json, print_written
 from memfit.cli.strategy_text import parse_strategy
-from memfit.documents import read_document
-from memfit.errors import InvalidParameterError, PlanFileError
+from memfit.documents import kind_of, read_document
+from memfit.errors import InvalidParameterError
 from memfit.layers.checkpoint_plan import build_checkpoint_plan
 from memfit.layers.layer_files import LAYERS_FORMAT, layers_from_document, plan_document, save_layer_plan
 from memfit.layers.strategies import Budget
 from memfit.progress import progress_of_command
 from memfit.units import parse_bytes
-from memfit.validation import shown
 
 # The format of profiles, written out: importing its module would slow down plans over layers.
 _PROFILE_FORMAT = "memfit-profile"
@@ -82,16 +81,9 @@ def plan(
     wish = _Wish(strategy, budget, host_budget, force_save or [], force_recompute or [])
     document = read_document(file)
     check_outputs(output, inputs=[file])
-    _planner_of(document, file)(document, file, wish, output, as_json)
-
-
-def _planner_of(document: dict[str, Any], file: Path) -> Any:
-    """Return what plans files of the document's format: the one place that tells the formats apart."""
+    # The one place that tells the formats apart.
     planner_of_format = {LAYERS_FORMAT: _plan_layers, _PROFILE_FORMAT: _plan_profile}
-    kind = document.get("format")
-    if not isinstance(kind, str) or kind not in planner_of_format:
-        raise PlanFileError(f'{file}: "format" must be one of {", ".join(planner_of_format)}; got {shown(kind)}')
-    return planner_of_format[kind]
+    planner_of_format[kind_of(document, file, planner_of_format)](document, file, wish, output, as_json)
 
 
 def _plan_layers(document: dict[str, Any], file: Path, wish: _Wish, output: Path | None, as_json: bool) -> None:

@@ -9,9 +9,8 @@ import typer
 
 from memfit.cli.options import AsJson
 from memfit.cli.output import check_outputs, print_json, print_written
-from memfit.documents import read_document
-from memfit.errors import InvalidParameterError, PlanFileError
-from memfit.validation import shown
+from memfit.documents import kind_of, read_document
+from memfit.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from memfit.graph.model_profile import ModelProfile
@@ -71,8 +70,6 @@ def _read(files: list[Path]) -> tuple[dict[Path, ModelProfile], dict[Path, Plan]
     load = {PROFILE_FORMAT: ModelProfile.load, PLAN_FORMAT: Plan.load, VERIFICATION_FORMAT: Verification.load}
     found: dict[str, dict[Path, Any]] = {kind: {} for kind in load}
     for file in files:
-        kind = read_document(file).get("format")
-        if not isinstance(kind, str) or kind not in load:
-            raise PlanFileError(f'{file}: "format" must be one of {", ".join(load)}; got {shown(kind)}')
+        kind = kind_of(read_document(file), file, load)
         found[kind][file] = load[kind](file)
     return found[PROFILE_FORMAT], found[PLAN_FORMAT], found[VERIFICATION_FORMAT]
