@@ -35,7 +35,7 @@ from tests.loop_peaks import peaks_of_steps
 from torch import Tensor
 
 import memfit
-from memfit.report.environment import environment_facts
+from memfit.environment import environment_facts
 from memfit.units import format_bytes
 
 SHARES = (0.0, 0.5, 0.8)

@@ -28,8 +28,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import memfit
+from memfit.environment import environment_facts
 from memfit.models import gpt, resnet
-from memfit.report.environment import environment_facts
 from memfit.runtime.allocation_meter import allocated_peak
 from memfit.units import format_bytes
 

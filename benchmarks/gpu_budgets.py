@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import memfit
 from memfit.capture.measuring.clocks import wait_for
-from memfit.report.environment import environment_facts
+from memfit.environment import environment_facts
 from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.applying.batch_tensors import tensors_of
 from memfit.runtime.engine.native_tape import engine_name

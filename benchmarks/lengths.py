@@ -37,10 +37,10 @@ import torch
 from torch import Tensor, nn
 
 import memfit
+from memfit.environment import environment_facts
 from memfit.graph.plan import Decision
 from memfit.models import gpt
 from memfit.planning.known_steps import known_step
-from memfit.report.environment import environment_facts
 from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.units import format_bytes

@@ -24,10 +24,10 @@ from measuring import machine, measure, print_rows
 from peers import eager_peers
 
 import memfit
+from memfit.environment import environment_facts
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import FrontierPoint
 from memfit.planning.planner import frontier
-from memfit.report.environment import environment_facts
 from memfit.report.page import write_page
 from memfit.report.page_data import Mark, ReportData
 from memfit.report.strategy_marks import strategy_marks

@@ -28,8 +28,8 @@ from rich.table import Table
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
+from memfit.environment import environment_facts
 from memfit.integrations.transformers import MemfitCallback
-from memfit.report.environment import environment_facts
 from memfit.runtime.allocation_meter import AllocationMeter
 from memfit.units import format_bytes
 

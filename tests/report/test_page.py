@@ -13,8 +13,8 @@ from tests.planning.model_families import gpt
 from tests.planning.step_builder import StepBuilder
 from tests.report.planned_steps import point_recomputing
 
+from memfit.environment import environment_facts
 from memfit.errors import PlanFileError
-from memfit.report.environment import environment_facts
 from memfit.report.page import page_text, write_page
 from memfit.report.page_data import Mark, ReportData
 from memfit.report.page_document import page_document

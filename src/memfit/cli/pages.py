@@ -31,8 +31,8 @@ def report_data(
     sizes: SizeCurve | None = None,
 ) -> ReportData:
     """Return what a page shows of ``profile``, its frontier, and where there is one the plan in use."""
+    from memfit.environment import environment_facts
     from memfit.graph.plan import FrontierPoint
-    from memfit.report.environment import environment_facts
     from memfit.report.page_data import ReportData
     from memfit.report.strategy_marks import strategy_marks
 

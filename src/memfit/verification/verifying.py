@@ -13,6 +13,7 @@ from torch import nn
 
 from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, StepFunction
 from memfit.capture.training_step import TrainingStep
+from memfit.environment import processor_name
 from memfit.errors import InvalidParameterError, VerificationError
 from memfit.graph.inputs import growth_in_words
 from memfit.graph.plan import Plan
@@ -23,7 +24,6 @@ from memfit.runtime.checks.input_check import warn_of_larger_inputs
 from memfit.runtime.checks.pass_check import warn_of_calls
 from memfit.runtime.chunked_loss.language_model_head import noting_type_of_logits
 from memfit.units import format_bytes
-from memfit.verification.machine import device_name
 from memfit.verification.methods import Method, Planned, compiled_reference, plain, planned
 from memfit.verification.trials import Trials
 
@@ -191,10 +191,20 @@ def _planned_facts(plan: Plan, by_plan: Planned, seconds: Sequence[float], trial
         "step_quartiles_seconds": quartiles_of(seconds),
         "num_rounds": len(seconds),
         "device": str(trials.device),
-        "device_name": device_name(trials.device),
+        "device_name": _device_name(trials.device),
         "torch_version": torch.__version__,
         "fingerprint": plan.fingerprint,
     }
+
+
+def _device_name(device: torch.device) -> str:
+    """Return what ``device`` is called by its maker, and how many threads torch uses where it is the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        num_threads = torch.get_num_threads()
+        return f"{processor_name()}, {num_threads} thread{'s' if num_threads > 1 else ''}"
+    return str(device)
 
 
 def _warn_of_larger_inputs(plan: Plan, trials: Trials) -> None:

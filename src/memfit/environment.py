@@ -15,7 +15,7 @@ _PACKAGES = ("torch", "numpy", "scipy")
 def environment_facts() -> dict[str, str]:
     """Return this process's machine and the versions of what memfit stands on, in the order to show them."""
     facts = {
-        "Processor": f"{_processor()}, {os.cpu_count()} cores",
+        "Processor": f"{processor_name()}, {os.cpu_count()} cores",
         "System": f"{platform.system()} {platform.release()} ({platform.machine()})",
         "memfit": __version__,
         "Python": platform.python_version(),
@@ -28,8 +28,10 @@ def environment_facts() -> dict[str, str]:
     return facts
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """Return what the processor is called by its maker."""
     try:
+        # Linux; other systems have no such file, and platform knows theirs.
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
