@@ -83,3 +83,8 @@ def leave_out_larger(rows: dict[int, TunedSize], size: int) -> None:
 def failed(row: TunedSize, problem: str) -> TunedSize:
     """Return the row of a size that does not count, because of ``problem``."""
     return replace(row, plan=None, seconds=None, throughput=0.0, problem=problem)
+
+
+def measured(row: TunedSize, peak_bytes: int, seconds: float) -> TunedSize:
+    """Return the row of a size that was run."""
+    return replace(row, peak_bytes=peak_bytes, seconds=seconds, throughput=row.size / seconds, is_measured=True)

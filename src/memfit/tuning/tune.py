@@ -24,12 +24,11 @@ from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.chunked_loss.language_model_head import head_of
 from memfit.runtime.native.native_build import build_engine
 from memfit.tuning.batches_by_size import BatchesBySize
-from memfit.tuning.fastest_sizes import correct, failed, leave_out_larger, run_fastest
+from memfit.tuning.fastest_sizes import correct, failed, leave_out_larger, measured, run_fastest
 from memfit.tuning.size_search import SizeCandidate, SizeSearch
 from memfit.tuning.tuned import Tuned, TunedSize
 from memfit.validation import shown, whole_number
-from memfit.verification.methods import planned
-from memfit.verification.trials import Trials
+from memfit.verification.verifying import planned_alone
 
 _OUT_OF_MEMORY = "the device ran out of memory"
 
@@ -101,15 +100,12 @@ def tune(
                 model,
                 given.batch,
                 budget=budget,
-                loss=loss,
                 targets=given.targets,
-                step=step,
-                optimizer=optimizer,
-                gradients=given.gradients,
                 host_budget=host_budget,
                 compile=compile,
                 chunk_loss=chunk_loss,
                 progress=shown_progress,
+                **{**arguments, "gradients": given.gradients},
             )
 
         return _fitted_best(rows, fit_size)
@@ -141,18 +137,12 @@ def _predicted(candidate: SizeCandidate, global_batch: int | None) -> TunedSize:
 def _run(row: TunedSize, step: TrainingStep, progress: Progress) -> TunedSize:
     """Run the step by its plan; where it runs out of memory, the size does not count."""
     assert row.plan is not None
-    by_plan = planned(row.plan)
     try:
         with plans_set_aside(step.model):
-            trials = Trials(step, plain_fits=False)
-            with trials.kept_optimizer():
-                trials.warm_up(by_plan)
-                peak_bytes = trials.measured(by_plan).peak_bytes
-                (seconds,) = trials.interleaved_seconds((by_plan,), progress)
+            tried = planned_alone(step, row.plan, progress)
     except torch.OutOfMemoryError:
         return failed(row, _OUT_OF_MEMORY)
-    typical = sorted(seconds)[len(seconds) // 2]
-    return replace(row, peak_bytes=peak_bytes, seconds=typical, throughput=row.size / typical, is_measured=True)
+    return measured(row, tried.peak_bytes, tried.step_seconds)
 
 
 def _fitted_best(rows: dict[int, TunedSize], fit_size: Callable[[int], Fitted]) -> Tuned:
@@ -181,15 +171,7 @@ def _fitted_best(rows: dict[int, TunedSize], fit_size: Callable[[int], Fitted]) 
         seconds = verification.step_seconds
         if row.is_measured and row.seconds is not None:
             seconds = min(seconds, row.seconds)
-        chosen = replace(
-            row,
-            peak_bytes=verification.peak_bytes,
-            seconds=seconds,
-            throughput=row.size / seconds,
-            plan=fitted.plan,
-            is_measured=True,
-        )
-        rows[row.size] = chosen
+        chosen = rows[row.size] = measured(replace(row, plan=fitted.plan), verification.peak_bytes, seconds)
         table = tuple(rows[size] for size in sorted(rows))
         return Tuned(row.size, chosen.throughput, fitted, table, row.accumulation)
     if isinstance(last_error, MemfitError):

@@ -63,7 +63,7 @@ def verify_step(step: TrainingStep, plan: Plan, progress: Progress | None = None
             return _reduced(step, _compared(step, plan, shown))
         # Then the plan is the only way to run this model here, and it is still worth knowing that it does.
         with suppress(torch.OutOfMemoryError):
-            return _reduced(step, _planned_alone(step, plan, shown))
+            return _reduced(step, planned_alone(step, plan, shown))
     raise VerificationError(
         "the planned step does not fit the device, though its plan predicts a peak of "
         f"{format_bytes(plan.predicted_peak_bytes)}; plan for a smaller budget"
@@ -153,7 +153,8 @@ def _tolerance(plan: Plan, types_of_logits: Sequence[torch.dtype]) -> float | No
     return math.sqrt(torch.finfo(types_of_logits[0]).eps) if types_of_logits else None
 
 
-def _planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verification:
+def planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verification:
+    """Return what was measured of the planned step alone, for steps that do not fit the device plain."""
     trials = Trials(step, plain_fits=False)
     with trials.kept_optimizer():
         progress.stage("measuring the peak", num_steps=2)
