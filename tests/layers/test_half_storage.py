@@ -157,11 +157,14 @@ def test_big_endian_numbers_come_back_big_endian() -> None:
     check_promise(values, restored)
 
 
-def test_a_transposed_array_keeps_its_order_in_memory() -> None:
-    values = np.arange(12, dtype=np.float32).reshape(3, 4).T
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_a_transposed_array_keeps_its_order_in_memory(dtype: type[np.generic]) -> None:
+    values = np.arange(6, dtype=dtype).reshape(2, 3).T
     restored = hold_in_half(values).value()
     assert restored.strides == values.strides
     np.testing.assert_array_equal(restored, values)
+    tensor = torch.from_numpy(values)
+    assert hold_in_half(tensor).value().stride() == tensor.stride()
 
 
 def test_a_numpy_scalar_comes_back_as_one() -> None:

@@ -12,8 +12,8 @@ back: a finite number that would become infinite becomes the largest finite one,
 become zero becomes the smallest one.
 
 NumPy's arrays and PyTorch's tensors are held by their own libraries. Other arrays, JAX's among them, go
-through NumPy's ``__array__`` where there is a way back: ``asarray`` of their ``__array_namespace__`` or, without
-one, their type. What is held is then in NumPy's memory, on the host.
+through NumPy's ``__array__`` where NumPy's arrays can be converted back, by ``asarray`` of their
+``__array_namespace__`` or, without one, by their type. What is held is then in NumPy's memory, on the host.
 
 Held as they are, at full size: integers, booleans, floats of 16 bits and fewer; an array with a finite
 number beyond float32's range, which only wider types have; subclasses of NumPy's array; and arrays of any
@@ -22,7 +22,7 @@ other library.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ _FLOAT32_LARGEST = float(np.finfo(np.float32).max)
 
 
 class HalfArray:
-    """An activation held in parts of 16 bits a number, and the way back to its own type."""
+    """An activation held in parts of 16 bits a number; ``rebuild`` returns it in its own type."""
 
     def __init__(self, parts: tuple[Any, ...], rebuild: Callable[..., Any]) -> None:
         self._parts = parts
@@ -94,34 +94,28 @@ def _hold_numpy(array: Any) -> HalfArray | None:
 
 
 def _hold_through_numpy(array: Any) -> HalfArray | None:
-    way_back = array.__array_namespace__().asarray if hasattr(array, "__array_namespace__") else type(array)
+    convert_back = array.__array_namespace__().asarray if hasattr(array, "__array_namespace__") else type(array)
     try:
         whole = np.asarray(array)
-        # The way back is tried out before the array is let go of. CuPy, for one, refuses the way there already.
-        returned = way_back(whole)
+        # Converting back is tried before the array is let go of. CuPy refuses the conversion to NumPy already.
+        returned = convert_back(whole)
     except Exception:
         return None
     if type(returned) is not type(array) or not _is_wide_numpy(whole.dtype):
         return None
-    return _hold_numpy_parts(whole, way_back)
+    return _hold_numpy_parts(whole, convert_back)
 
 
 def _hold_numpy_parts(whole: npt.NDArray[Any], finish: Callable[[Any], Any]) -> HalfArray | None:
-    dtype = whole.dtype
-    if dtype.kind == "f":
-        halves = encode(whole)
-        return None if halves is None else HalfArray((halves,), lambda part: finish(decode(part, dtype)))
-    real, imaginary = encode(whole.real), encode(whole.imag)
-    if real is None or imaginary is None:
-        return None
+    is_real = whole.dtype.kind == "f"
+    parts = (whole,) if is_real else (whole.real, whole.imag)
+    number, dtype = parts[0].dtype, whole.dtype
 
-    def rebuild(real_part: npt.NDArray[np.uint16], imaginary_part: npt.NDArray[np.uint16]) -> Any:
-        restored = np.empty_like(real_part, dtype=dtype)
-        restored.real = decode(real_part, restored.real.dtype)
-        restored.imag = decode(imaginary_part, restored.imag.dtype)
-        return finish(restored)
+    def rebuild(*halves: npt.NDArray[np.uint16]) -> Any:
+        numbers = [decode(part, number) for part in halves]
+        return finish(numbers[0] if is_real else _complex(numbers[0].astype(dtype), numbers[1]))
 
-    return HalfArray((real, imaginary), rebuild)
+    return _held(parts, encode, rebuild)
 
 
 def _is_wide_numpy(dtype: np.dtype[Any]) -> bool:
@@ -130,23 +124,27 @@ def _is_wide_numpy(dtype: np.dtype[Any]) -> bool:
 
 def _hold_torch_like(array: Any) -> HalfArray | None:
     whole = array.detach()
-    dtype = whole.dtype
-    if whole.is_floating_point() and whole.element_size() > 2:
-        halves = _torch_like_halves(whole)
-        return None if halves is None else HalfArray((halves,), lambda part: part.to(dtype))
-    if whole.is_complex() and whole.element_size() > 4:
-        real, imaginary = _torch_like_halves(whole.real), _torch_like_halves(whole.imag)
-        if real is None or imaginary is None:
-            return None
+    dtype, size, is_complex = whole.dtype, whole.element_size(), whole.is_complex()
+    if not (whole.is_floating_point() and size > 2) and not (is_complex and size > 4):
+        return None
 
-        def rebuild(real_part: Any, imaginary_part: Any) -> Any:
-            restored = real_part.new_empty(real_part.shape, dtype=dtype)
-            restored.real.copy_(real_part)
-            restored.imag.copy_(imaginary_part)
-            return restored
+    def rebuild(*halves: Any) -> Any:
+        first = halves[0].to(dtype)
+        return _complex(first, halves[1]) if is_complex else first
 
-        return HalfArray((real, imaginary), rebuild)
-    return None
+    return _held((whole.real, whole.imag) if is_complex else (whole,), _torch_like_halves, rebuild)
+
+
+def _held(parts: Sequence[Any], halves_of: Callable[[Any], Any], rebuild: Callable[..., Any]) -> HalfArray | None:
+    """Hold the real parts of an array, unless one of them has numbers beyond float32's range."""
+    halves = tuple(halves_of(part) for part in parts)
+    return None if any(half is None for half in halves) else HalfArray(halves, rebuild)
+
+
+def _complex(real: Any, imaginary: Any) -> Any:
+    """Return the new complex array ``real`` with another imaginary part, in the same order in memory."""
+    real.imag[...] = imaginary
+    return real
 
 
 def _torch_like_halves(array: Any) -> Any:
