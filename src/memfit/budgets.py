@@ -83,7 +83,7 @@ def _bytes_or_auto(budget: object, allowed: str) -> int | str | None:
     if isinstance(budget, str):
         return "auto" if budget.strip().lower() == "auto" else budget
     if isinstance(budget, SupportsIndex) and not is_boolean(budget):
-        # Arrays say that they do, and then do not.
+        # Arrays have an __index__, which raises.
         with suppress(TypeError):
             num_bytes = operator.index(budget)
             if num_bytes < 0:

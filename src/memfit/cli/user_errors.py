@@ -1,4 +1,4 @@
-"""Tells errors of the user's own code from ours, and shows them as theirs: what, where, and the line."""
+"""Separates errors of the user's own code from memfit's, and shows where in the user's code they are."""
 
 from __future__ import annotations
 

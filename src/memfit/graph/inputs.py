@@ -14,7 +14,7 @@ _MOST_NAMED = 3
 
 
 class Input(NamedTuple):
-    """One tensor: the argument that it is, or the way to it inside one (``batch.images.0``), its type and its shape."""
+    """One tensor: the argument that it is, or its path inside one (``batch.images.0``), its type and its shape."""
 
     name: str
     dtype: str

@@ -32,36 +32,27 @@ class SizePlans:
     """Plans, the fastest first. A step runs by the first whose inputs are at least as large in every dimension.
 
     A plan never takes more memory for a smaller step than for the step that it was made for. Found plans are remembered
-    by the shapes.
+    by the shapes. ``entries`` are by ascending predicted overhead, those of one overhead by ascending size; ``largest``
+    is the plan for the largest of the batches that were given.
     """
 
     def __init__(self, entries: Sequence[SizedPlan], largest: SizedPlan) -> None:
-        self._entries = tuple(sorted(entries, key=_order))
-        self._largest = largest
+        self.entries = tuple(sorted(entries, key=_order))
+        self.largest = largest
         self._places: dict[tuple[Input, ...], tuple[int, ...]] = {}
-
-    @property
-    def entries(self) -> tuple[SizedPlan, ...]:
-        """The plans by ascending predicted overhead, those of one overhead by ascending size."""
-        return self._entries
-
-    @property
-    def largest(self) -> SizedPlan:
-        """The plan for the largest of the batches that were given."""
-        return self._largest
 
     def add(self, entry: SizedPlan) -> None:
         """Add a plan for one more size."""
-        self._entries = tuple(sorted([*self._entries, entry], key=_order))
+        self.entries = tuple(sorted([*self.entries, entry], key=_order))
         self._places.clear()
 
     def replace_plan(self, place: int, plan: Plan) -> None:
         """Put another plan in the place of one."""
-        replaced = self._entries[place]
+        replaced = self.entries[place]
         entry = SizedPlan(replaced.sizes, plan, replaced.step_seconds)
-        self._entries = (*self._entries[:place], entry, *self._entries[place + 1 :])
-        if replaced is self._largest:
-            self._largest = entry
+        self.entries = (*self.entries[:place], entry, *self.entries[place + 1 :])
+        if replaced is self.largest:
+            self.largest = entry
 
     def places_for(self, inputs: tuple[Input, ...]) -> tuple[int, ...]:
         """Return the places of the plans for a step on ``inputs`` among the entries; none where none is large enough.
@@ -70,7 +61,7 @@ class SizePlans:
         """
         if inputs not in self._places:
             self._places[inputs] = tuple(
-                place for place, entry in enumerate(self._entries) if _is_within(inputs, entry.plan.inputs)
+                place for place, entry in enumerate(self.entries) if _is_within(inputs, entry.plan.inputs)
             )
         return self._places[inputs]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from memfit.graph.model_profile import ModelProfile, Phase
-from memfit.graph.names import kind_from_before
 from memfit.graph.plan import Plan
+from memfit.infeasible_budget import bytes_from_before
 from memfit.planning.simulate.walk import Walk
 from memfit.planning.step import Step
 from memfit.report.plan_effect import offloading_of, recomputed_values
@@ -30,19 +31,16 @@ class MemoryKinds:
 def memory_kinds(profile: ModelProfile) -> MemoryKinds:
     """Return what the memory of the plain step consists of besides activations."""
     num_ops = len(profile.ops)
-    before = {"weights": 0, "batch": 0, "optimizer state": 0, "gradients": 0}
+    before = bytes_from_before(profile)
     made: dict[str, list[int]] = {"optimizer state": [0] * num_ops, "gradients": [0] * num_ops}
-    seen: set[int] = set()
+    seen = {value.storage for value in profile.values if value.op_index is None}
     for value in profile.values:
-        if value.storage in seen:
+        if value.op_index is None or value.storage in seen or value.dies_after is not None:
             continue
-        if value.op_index is None:
-            before[kind_from_before(value.name)] += value.num_bytes
-        elif value.dies_after is None and (kind := _MADE_IN.get(profile.ops[value.op_index].phase)) is not None:
+        kind = _MADE_IN.get(profile.ops[value.op_index].phase)
+        if kind is not None:
             made[kind][value.op_index] += value.num_bytes
-        else:
-            continue
-        seen.add(value.storage)
+            seen.add(value.storage)
     return MemoryKinds(
         weights=before["weights"],
         batch=before["batch"],
@@ -69,8 +67,4 @@ _MADE_IN = {Phase.BACKWARD: "gradients", Phase.OPTIMIZER: "optimizer state"}
 
 
 def _running_sum(start: int, increments: list[int]) -> list[int]:
-    total, sums = start, []
-    for increment in increments:
-        total += increment
-        sums.append(total)
-    return sums
+    return list(accumulate(increments, initial=start))[1:]

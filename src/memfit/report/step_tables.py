@@ -15,6 +15,7 @@ from memfit.graph.names import is_within
 from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.graph.size_plans import SizedPlan
 from memfit.graph.verification import MethodResult, Verification
+from memfit.infeasible_budget import bytes_from_before
 from memfit.report.layer_table import MOST_ROWS, format_flops
 from memfit.report.terminal_table import TerminalTable, summary_grid
 from memfit.units import format_bytes, format_overhead, format_seconds
@@ -40,10 +41,9 @@ def profile_table(profile: ModelProfile, *, title: str) -> Table:
 
 def profile_summary(profile: ModelProfile) -> Padding:
     """Return the step in a few lines: memory, time, ops, device."""
-    outside = {value.storage: value.num_bytes for value in profile.values if value.op_index is None}
     return summary_grid(
         {
-            "peak": f"{format_bytes(profile.peak_bytes)}, {format_bytes(sum(outside.values()))} of it "
+            "peak": f"{format_bytes(profile.peak_bytes)}, {format_bytes(bytes_from_before(profile).total())} of it "
             "weights, optimizer state and batch",
             "step": format_seconds(profile.step_seconds),
             "ops": f"{len(profile.ops)} ops, {len(profile.values)} values, {len(profile.blocks)} blocks",

@@ -35,7 +35,7 @@ class _Dimension(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """Dimensions that vary together. The length of the first is the *size*; the others go along with it linearly.
+    """Dimensions that vary together. The length of the first is the *size*; the others are linear functions of it.
 
     Where the given batches do not differ, all have the same length.
     """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from memfit.errors import InfeasibleBudgetError, MemfitError
@@ -97,18 +97,5 @@ def _warn_of(size: str, planned_size: str, largest: SizedPlan, entry: SizedPlan)
 
 def _in_another_thread(make: Callable[[], SizedPlan]) -> SizedPlan:
     """Call ``make`` where neither autocast nor a mode of this thread's forward pass is active."""
-    made: list[SizedPlan] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            made.append(make())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(make).result()

@@ -50,7 +50,7 @@ class Trials:
     def __init__(self, step: TrainingStep, *, plain_fits: bool = True) -> None:
         self._step = step
         self._state = KeptState(step)
-        # Where the step cannot run plain, it cannot be asked what else it meets.
+        # Where the plain step does not fit, it is not run to find what else it reads.
         self._held = None if plain_fits else [tensor for _, tensor in step.tensors()]
         self.device = device_of(step)
         # What the model was called with when it last warmed up.
@@ -114,7 +114,7 @@ class Trials:
     def _tensors_from_outside(self) -> list[Tensor]:
         """Return what counts from the start, such as targets that only the loss knows.
 
-        CUDA's allocator needs no telling.
+        On a GPU the allocator counts them itself.
         """
         if self._held is None and self.device.type == "cuda":
             self._held = []
