@@ -15,12 +15,12 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from memfit.errors import InfeasibleBudgetError
 from memfit.layers.cover import Cover, Numbers, cheapest_cover, exact_dtype, find_break
+from memfit.layers.strategies import Choice
 from memfit.units import format_bytes
 
 LARGEST_EXACT_NUM_LAYERS = 200
@@ -35,18 +35,11 @@ _USUAL_WORK = 5 * 10**6
 _LARGEST_WORK = 10**8
 
 
-class CheapestDrop(NamedTuple):
-    """The positions to drop, ascending, and how far above the least their cost can be, as a share of the bound."""
-
-    dropped_positions: list[int]
-    optimality_gap: float
-
-
-def cheapest_drop(sizes_bytes: Sequence[int], flops: Sequence[int], budget_bytes: int) -> CheapestDrop:
+def cheapest_drop(sizes_bytes: Sequence[int], flops: Sequence[int], budget_bytes: int) -> Choice:
     """Return the layers whose drop costs the least FLOPs such that saved bytes + largest dropped layer fit."""
     total_bytes = sum(sizes_bytes)
     if total_bytes <= budget_bytes:
-        return CheapestDrop([], 0.0)
+        return Choice([], 0.0)
     # With every layer dropped the largest one is what remains, and no plan gets below it.
     minimum_bytes = max(sizes_bytes)
     if budget_bytes < minimum_bytes:
@@ -58,7 +51,7 @@ def cheapest_drop(sizes_bytes: Sequence[int], flops: Sequence[int], budget_bytes
         )
     items = _sorted_items(sizes_bytes, flops, excess_bytes=total_bytes - budget_bytes)
     found = _DropSearch(items, is_exact=len(sizes_bytes) <= LARGEST_EXACT_NUM_LAYERS).run()
-    return CheapestDrop(_earliest_of_equals(found.dropped_positions, sizes_bytes, flops), found.optimality_gap)
+    return Choice(_earliest_of_equals(found.dropped_positions, sizes_bytes, flops), found.optimality_gap)
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,7 @@ class _DropSearch:
         self.best_largest = self.largest_sizes[-1]
         self.work = 0
 
-    def run(self) -> CheapestDrop:
+    def run(self) -> Choice:
         open_intervals: list[tuple[int, int, int]] = []
         self._open(0, len(self.largest_sizes) - 1, open_intervals)
         proven = self.best.cost
@@ -125,7 +118,7 @@ class _DropSearch:
                 self._open(middle + 1, last, open_intervals)
         proven = min(proven, self.best.cost)
         gap = 0.0 if proven == self.best.cost else (self.best.cost - proven) / proven
-        return CheapestDrop([self.items.positions[i] for i in self.best.positions], gap)
+        return Choice([self.items.positions[i] for i in self.best.positions], gap)
 
     def _is_done(self, proven: int) -> bool:
         return self.work > _LARGEST_WORK or (self.work > _USUAL_WORK and not self._is_too_loose(proven))

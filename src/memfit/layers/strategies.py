@@ -186,7 +186,7 @@ class Budget(LayerStrategy):
             return Choice(())
         sizes_bytes = [profile.activation_size_bytes for profile in profiles]
         flops = [profile.recompute_flops for profile in profiles]
-        return Choice(*cheapest_drop(sizes_bytes, flops, budget_bytes))
+        return cheapest_drop(sizes_bytes, flops, budget_bytes)
 
 
 def _of_type(profiles: Sequence[LayerMemoryProfile], wanted: LayerTypeHint) -> Choice:
