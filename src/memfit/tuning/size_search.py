@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 
 from memfit.budgets import BudgetLike, HostBudgetLike, budget_in_bytes
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
-from memfit.graph.plan import Plan
 from memfit.planning.planner import plan as plan_step
 from memfit.profiling import ProfileMode
 from memfit.progress import Progress
 from memfit.sizes.scaled_profiles import ScaledProfiles
+from memfit.tuning.tuned import TunedSize
 from memfit.units import format_bytes
 
 # Sizes that are looked for are at most this factor apart around the best one.
@@ -24,20 +22,6 @@ _CLOSEST_FACTOR = 1.1
 _MOST_DOUBLINGS = 24
 # The search begins with the first of these that the model takes: batch normalization takes no batch of 1.
 _FIRST_SIZES = (1, 2, 4, 8)
-
-
-class SizeCandidate(NamedTuple):
-    """A size, its plan, and what the step is predicted to take; without a plan, the error that says why."""
-
-    size: int
-    plan: Plan | None
-    seconds: float
-    error: Exception | None = None
-
-    @property
-    def throughput(self) -> float:
-        """Samples per second; 0 without a plan."""
-        return self.size / self.seconds if self.plan is not None and self.seconds else 0.0
 
 
 class SizeSearch:
@@ -54,10 +38,11 @@ class SizeSearch:
         self._budget = budget
         self._host_budget = host_budget
         self._progress = progress
-        self._candidates: dict[int, SizeCandidate] = {}
+        self._rows: dict[int, TunedSize] = {}
+        self._errors: dict[int, Exception] = {}
 
-    def candidates(self, sizes: list[int] | None, *, stops_at_first_too_large: bool = False) -> list[SizeCandidate]:
-        """Return the ``sizes``, ascending, each with its plan; without, the sizes that were searched."""
+    def rows(self, sizes: list[int] | None, *, stops_at_first_too_large: bool = False) -> dict[int, TunedSize]:
+        """Return what is predicted of the ``sizes``, ascending; without, of the sizes that were searched."""
         self._progress.stage("profiling batches")
         self._measure(sizes)
         self._progress.stage("planning for sizes")
@@ -65,22 +50,21 @@ class SizeSearch:
             self._search()
         else:
             for size in sizes:
-                if self._candidate(size).plan is None and stops_at_first_too_large:
+                if self._row(size).plan is None and stops_at_first_too_large:
                     break
-        found = sorted(self._candidates.values(), key=lambda each: each.size)
-        if all(each.plan is None for each in found):
-            raise self._none_fits(found)
-        return found
+        if all(row.plan is None for row in self._rows.values()):
+            raise self._none_fits()
+        return dict(sorted(self._rows.items()))
 
-    def _none_fits(self, found: list[SizeCandidate]) -> MemfitError:
-        infeasible = next((each for each in found if isinstance(each.error, InfeasibleBudgetError)), None)
-        if infeasible is None or not isinstance(infeasible.error, InfeasibleBudgetError):
-            return MemfitError(f"the step runs at none of the sizes; at size {found[0].size}: {found[0].error}")
-        return InfeasibleBudgetError(
-            f"not even a batch of size {infeasible.size} can be kept within {format_bytes(self._budget_bytes)}: "
-            f"{infeasible.error}",
-            minimum_bytes=infeasible.error.minimum_bytes,
-        )
+    def _none_fits(self) -> MemfitError:
+        for size, error in sorted(self._errors.items()):
+            if isinstance(error, InfeasibleBudgetError):
+                return InfeasibleBudgetError(
+                    f"not even a batch of size {size} can be kept within {format_bytes(self._budget_bytes)}: {error}",
+                    minimum_bytes=error.minimum_bytes,
+                )
+        smallest = min(self._errors)
+        return MemfitError(f"the step runs at none of the sizes; at size {smallest}: {self._errors[smallest]}")
 
     def _measure(self, sizes: list[int] | None) -> None:
         """Measure the step at the smallest size, and at one whose plain step is about as large as the budget."""
@@ -95,7 +79,7 @@ class SizeSearch:
             except InvalidParameterError:
                 raise
             except Exception as error:
-                self._candidates[second] = SizeCandidate(second, None, math.inf, error)
+                self._rows[second] = self._refused(second, error)
         self._profiles = ScaledProfiles(measured, self._fake, self._real_or_fake)
 
     def _first_measured(self, sizes: tuple[int, ...]) -> tuple[int, ModelProfile]:
@@ -108,7 +92,7 @@ class SizeSearch:
             except Exception as error:
                 # The model does not take a batch of this size.
                 failed = failed or error
-                self._candidates[size] = SizeCandidate(size, None, math.inf, error)
+                self._rows[size] = self._refused(size, error)
         assert failed is not None
         raise failed
 
@@ -157,12 +141,12 @@ class SizeSearch:
         # Outside of the handler, because an error under way keeps alive what the failed step had made.
         return self._profiled(size, "fake")
 
-    def _candidate(self, size: int) -> SizeCandidate:
-        if size not in self._candidates:
-            self._candidates[size] = self._planned(size)
-        return self._candidates[size]
+    def _row(self, size: int) -> TunedSize:
+        if size not in self._rows:
+            self._rows[size] = self._planned(size)
+        return self._rows[size]
 
-    def _planned(self, size: int) -> SizeCandidate:
+    def _planned(self, size: int) -> TunedSize:
         try:
             profile = self._profiles.at(size)
             plan = plan_step(profile, budget=self._budget_bytes, host_budget=self._host_budget)
@@ -170,24 +154,31 @@ class SizeSearch:
             # What make_batch returned, which is wrong for all sizes.
             raise
         except Exception as error:
-            return SizeCandidate(size, None, math.inf, error)
-        return SizeCandidate(size, plan, profile.step_seconds * (1 + plan.predicted_overhead))
+            return self._refused(size, error)
+        seconds = profile.step_seconds * (1 + plan.predicted_overhead)
+        return TunedSize(size, plan.predicted_peak_bytes, seconds, size / seconds if seconds else 0.0, plan)
+
+    def _refused(self, size: int, error: Exception) -> TunedSize:
+        self._errors[size] = error
+        is_too_large = isinstance(error, InfeasibleBudgetError)
+        problem = "not within the budget" if is_too_large else f"the step does not run: {error}"
+        return TunedSize(size, None, None, 0.0, None, problem=problem)
 
     def _search(self) -> None:
         """Double the size until none fits, then look more closely around the best."""
         size = self._first_size
         for _ in range(_MOST_DOUBLINGS):
-            if self._candidate(size).plan is None:
+            if self._row(size).plan is None:
                 break
             size *= 2
         while True:
-            best = max(self._candidates.values(), key=lambda each: each.throughput)
+            best = max(self._rows.values(), key=lambda row: row.throughput)
             gaps = [
                 (low, high)
-                for low, high in pairwise(sorted(self._candidates))
+                for low, high in pairwise(sorted(self._rows))
                 if best.size in (low, high) and high > _CLOSEST_FACTOR * low and high - low > 1
             ]
             if not gaps or best.plan is None:
                 return
             low, high = max(gaps, key=lambda gap: gap[1] / gap[0])
-            self._candidate((low + high) // 2)
+            self._row((low + high) // 2)

@@ -25,7 +25,7 @@ from memfit.runtime.chunked_loss.language_model_head import head_of
 from memfit.runtime.native.native_build import build_engine
 from memfit.tuning.batches_by_size import BatchesBySize
 from memfit.tuning.fastest_sizes import correct, failed, leave_out_larger, measured, run_fastest
-from memfit.tuning.size_search import SizeCandidate, SizeSearch
+from memfit.tuning.size_search import SizeSearch
 from memfit.tuning.tuned import Tuned, TunedSize
 from memfit.validation import shown, whole_number
 from memfit.verification.verifying import planned_alone
@@ -86,8 +86,9 @@ def tune(
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown_progress:
         build_engine(shown_progress)
         search = SizeSearch(profiled, budget, host_budget, shown_progress)
-        candidates = search.candidates(wanted, stops_at_first_too_large=sizes is None)
-        rows = {each.size: _predicted(each, global_batch) for each in candidates}
+        rows = search.rows(wanted, stops_at_first_too_large=sizes is None)
+        if global_batch is not None:
+            rows = {size: replace(row, accumulation=global_batch // size) for size, row in rows.items()}
 
         def run(row: TunedSize) -> TunedSize:
             return _run(row, TrainingStep(model, batches.at(row.size)), shown_progress)
@@ -120,18 +121,6 @@ def _sizes_to_try(sizes: Iterable[int] | None, global_batch: int | None) -> list
     if not dividing:
         raise InvalidParameterError(f"none of the sizes divides the global batch of {global_batch}; got {given}")
     return dividing
-
-
-def _predicted(candidate: SizeCandidate, global_batch: int | None) -> TunedSize:
-    accumulation = 1 if global_batch is None else global_batch // candidate.size
-    if candidate.plan is None:
-        is_too_large = isinstance(candidate.error, InfeasibleBudgetError)
-        problem = "not within the budget" if is_too_large else f"the step does not run: {candidate.error}"
-        return TunedSize(candidate.size, None, None, 0.0, None, accumulation=accumulation, problem=problem)
-    peak_bytes = candidate.plan.predicted_peak_bytes
-    return TunedSize(
-        candidate.size, peak_bytes, candidate.seconds, candidate.throughput, candidate.plan, accumulation=accumulation
-    )
 
 
 def _run(row: TunedSize, step: TrainingStep, progress: Progress) -> TunedSize:
