@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from memfit.graph.inputs import Input
+from memfit.graph.inputs import Input, larger_inputs
 from memfit.graph.plan import Plan
 
 
@@ -61,32 +61,22 @@ class SizePlans:
         """
         if inputs not in self._places:
             self._places[inputs] = tuple(
-                place for place, entry in enumerate(self.entries) if _is_within(inputs, entry.plan.inputs)
+                place
+                for place, entry in enumerate(self.entries)
+                if _have_form(inputs, entry.plan.inputs) and not larger_inputs(entry.plan.inputs, inputs)
             )
         return self._places[inputs]
 
     def is_of_their_form(self, inputs: tuple[Input, ...]) -> bool:
         """Return whether ``inputs`` differ from those planned for in nothing but sizes."""
-        planned = {entry.name: entry for entry in self.largest.plan.inputs}
-        return all(
-            entry.name in planned
-            and entry.dtype == planned[entry.name].dtype
-            and len(entry.shape) == len(planned[entry.name].shape)
-            for entry in inputs
-        )
+        return _have_form(inputs, self.largest.plan.inputs)
 
 
 def _order(entry: SizedPlan) -> tuple[float, int]:
     return entry.plan.predicted_overhead, prod(entry.sizes)
 
 
-def _is_within(inputs: tuple[Input, ...], planned: tuple[Input, ...]) -> bool:
-    """Return whether each of ``inputs`` is there in ``planned``, of the same type and no smaller in any dimension."""
-    by_name = {entry.name: entry for entry in planned}
-    for entry in inputs:
-        other = by_name.get(entry.name)
-        if other is None or other.dtype != entry.dtype or len(other.shape) != len(entry.shape):
-            return False
-        if any(size > most for size, most in zip(entry.shape, other.shape, strict=True)):
-            return False
-    return True
+def _have_form(inputs: Sequence[Input], planned: Sequence[Input]) -> bool:
+    """Return whether ``planned`` has each of ``inputs`` with the same type and number of dimensions."""
+    forms = {(entry.name, entry.dtype, len(entry.shape)) for entry in planned}
+    return all((entry.name, entry.dtype, len(entry.shape)) in forms for entry in inputs)

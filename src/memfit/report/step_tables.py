@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from rich.padding import Padding
 from rich.table import Table
@@ -62,14 +61,14 @@ def plan_table(profile: ModelProfile, plan: Plan, *, title: str) -> Table:
     """Return one row per block: how many of its bytes for the backward pass are saved, recomputed and offloaded."""
     table = TerminalTable(title)
     table.add_column("block", overflow="ellipsis")
-    counted_of = _counted_by_block(profile, plan, [block.path for block in profile.blocks[:MOST_ROWS]])
+    bytes_of, num_offloaded = _counted_by_block(profile, plan, [block.path for block in profile.blocks[:MOST_ROWS]])
     # Most plans offload nothing, and their tables have no column for it.
     is_offloading = _num_decided(plan, Decision.OFFLOAD) > 0
     table.add_numbers("saved", "recomputed", *(("offloaded", "values offloaded") if is_offloading else ()))
-    for path, counted in counted_of.items():
-        cells = [format_bytes(counted.num_bytes[decision]) for decision in (Decision.SAVE, Decision.RECOMPUTE)]
+    for path, num_bytes in bytes_of.items():
+        cells = [format_bytes(num_bytes[decision]) for decision in (Decision.SAVE, Decision.RECOMPUTE)]
         if is_offloading:
-            cells += [format_bytes(counted.num_bytes[Decision.OFFLOAD]), str(counted.num_offloaded)]
+            cells += [format_bytes(num_bytes[Decision.OFFLOAD]), str(num_offloaded[path])]
         table.add_row(Text(path), *cells)
     if len(profile.blocks) > MOST_ROWS:
         table.caption = f"… and {len(profile.blocks) - MOST_ROWS} blocks more"
@@ -241,21 +240,16 @@ def _num_decided(plan: Plan, decision: Decision) -> int:
     return sum(each is decision for each in plan.decisions.values())
 
 
-@dataclass(slots=True)
-class _Counted:
-    """The bytes of a block by what is decided for them, and how many of its values are offloaded."""
-
-    num_bytes: Counter[Decision] = field(default_factory=Counter)
-    num_offloaded: int = 0
-
-
-def _counted_by_block(profile: ModelProfile, plan: Plan, paths: Sequence[str]) -> dict[str, _Counted]:
-    """Return what the backward pass needs of each block.
+def _counted_by_block(
+    profile: ModelProfile, plan: Plan, paths: Sequence[str]
+) -> tuple[dict[str, Counter[Decision]], Counter[str]]:
+    """Return the bytes that the backward pass needs of each block, by decision, and how many values it offloads.
 
     A storage that autograd saved counts once. What is offloaded has a place of its own on the host, and may also be
     something that autograd did not save and a replay starts from.
     """
-    counted_of = {path: _Counted() for path in paths}
+    bytes_of: dict[str, Counter[Decision]] = {path: Counter() for path in paths}
+    num_offloaded: Counter[str] = Counter()
     seen: set[int] = set()
     for value in profile.values:
         decision = plan.decisions.get(value.name)
@@ -269,6 +263,6 @@ def _counted_by_block(profile: ModelProfile, plan: Plan, paths: Sequence[str]) -
         module = profile.ops[value.op_index].module or ""
         for path in paths:
             if is_within(module, path):
-                counted_of[path].num_bytes[decision] += value.num_bytes
-                counted_of[path].num_offloaded += is_offloaded
-    return counted_of
+                bytes_of[path][decision] += value.num_bytes
+                num_offloaded[path] += is_offloaded
+    return bytes_of, num_offloaded
