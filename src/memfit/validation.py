@@ -37,6 +37,20 @@ def whole_number(value: object, name: str, *, minimum: int = 0, maximum: int | N
     return number
 
 
+def check_sizes(**sizes: object) -> None:
+    """Raise unless every size is a whole number, at least 1."""
+    for name, size in sizes.items():
+        whole_number(size, name, minimum=1)
+
+
+def check_divides(part: int, part_name: str, whole: int, whole_name: str) -> None:
+    """Raise unless ``part`` divides ``whole``."""
+    if whole % part:
+        raise InvalidParameterError(
+            f"{part_name} must divide {whole_name}; got {part_name}={part}, {whole_name}={whole}"
+        )
+
+
 def real_number(value: object, name: str, allowed: str) -> Fraction | float:
     """Return ``value`` as an exact Fraction, or as a float where it is infinite.
 

@@ -7,7 +7,7 @@ that never stores its scores, and two FLOPs for each multiply-add of the matrix 
 from __future__ import annotations
 
 from memfit.graph.layer_profile import LayerMemoryProfile, LayerTypeHint
-from memfit.validation import whole_number
+from memfit.validation import check_sizes
 
 _BYTES_PER_NUMBER = 2
 _BYTES_PER_STATISTIC = 4
@@ -28,15 +28,8 @@ def gpt_layers(
 
     The defaults are GPT-2 small with a batch of 8 sequences.
     """
-    for name, value in {
-        "num_blocks": num_blocks,
-        "width": width,
-        "num_heads": num_heads,
-        "sequence_length": sequence_length,
-        "batch_size": batch_size,
-        "vocabulary_size": vocabulary_size,
-    }.items():
-        whole_number(value, name, minimum=1)
+    check_sizes(num_blocks=num_blocks, width=width, num_heads=num_heads, sequence_length=sequence_length)
+    check_sizes(batch_size=batch_size, vocabulary_size=vocabulary_size)
     num_tokens = batch_size * sequence_length
     stream = num_tokens * width
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memfit.models.attention import TransformerBlock
-from memfit.models.sizes import check_divides, check_sizes
+from memfit.validation import check_divides, check_sizes
 
 
 class Gpt(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from memfit.models.sizes import check_divides, check_sizes
+from memfit.validation import check_divides, check_sizes
 
 _ROTARY_BASE = 10_000.0
 

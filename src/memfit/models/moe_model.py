@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from memfit.models.attention import TransformerBlock
 from memfit.models.gpt_model import Gpt
-from memfit.models.sizes import check_divides, check_sizes
+from memfit.validation import check_divides, check_sizes
 
 
 class Experts(nn.Module):

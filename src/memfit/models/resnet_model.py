@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memfit.capture.step_arguments import Loss
-from memfit.models.sizes import check_sizes
+from memfit.validation import check_sizes
 
 _NUM_STAGES = 4
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from memfit.capture.step_arguments import Loss
 from memfit.models.attention import TransformerBlock
-from memfit.models.sizes import check_divides, check_sizes
+from memfit.validation import check_divides, check_sizes
 
 
 class VisionTransformer(nn.Module):
