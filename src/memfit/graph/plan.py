@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, TypeAlias
 
+from memfit.documents import write_text
 from memfit.graph.compiled_data.compiled_blocks import CompiledPlan
 from memfit.graph.inputs import Input
 from memfit.graph.outline import StepOutline
@@ -75,9 +76,9 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to ``path`` as JSON with one decision a line, all of it or nothing."""
-        from memfit.graph.plan_file import save_plan
+        from memfit.graph.plan_file import plan_text
 
-        save_plan(self, path)
+        write_text(path, plan_text(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -36,7 +36,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from memfit.documents import check_fields, contents_of, read_document, write_text
+from memfit.documents import check_fields, contents_of, read_document
 from memfit.errors import InvalidParameterError
 from memfit.graph.compiled_data.compiled_blocks_file import COMPILED_CHECKS
 from memfit.graph.inputs import Input, inputs_document, inputs_from_document
@@ -60,11 +60,6 @@ _HEAD = (
 )
 # Only in plans that offload.
 _OFFLOADING = ("host_bytes", "window_bytes")
-
-
-def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Write ``plan`` to ``path`` as ``load_plan`` reads it."""
-    write_text(path, plan_text(plan))
 
 
 def plan_text(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import quantiles
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
+from memfit.documents import write_text
 from memfit.graph.records import NumberRange
 from memfit.graph.summaries import text_summary
 from memfit.units import format_bytes, format_overhead, format_seconds
@@ -163,9 +165,9 @@ class Verification:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the verification to ``path`` as JSON."""
-        from memfit.graph.verification_file import save_verification
+        from memfit.graph.verification_file import verification_document
 
-        save_verification(self, path)
+        write_text(path, json.dumps(verification_document(self), indent=2, ensure_ascii=False) + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Verification:

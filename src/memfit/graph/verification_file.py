@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import asdict
 from typing import Any
 
-from memfit.documents import contents_of, read_document, write_text
+from memfit.documents import contents_of, read_document
 from memfit.graph.records import Records
 from memfit.graph.verification import GradientError, Verification
 
@@ -25,11 +24,6 @@ def verification_document(verification: Verification) -> dict[str, Any]:
     document: dict[str, Any] = {"format": VERIFICATION_FORMAT, "version": VERIFICATION_VERSION}
     document |= {name: getattr(verification, name) for name in _EXTRAS}
     return document | {name: _written(value) for name, value in asdict(verification).items()}
-
-
-def save_verification(verification: Verification, path: str | os.PathLike[str]) -> None:
-    """Write ``verification`` to ``path``, as `load_verification` reads it."""
-    write_text(path, json.dumps(verification_document(verification), indent=2, ensure_ascii=False) + "\n")
 
 
 def load_verification(path: str | os.PathLike[str]) -> Verification:
