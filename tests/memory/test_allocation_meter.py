@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -94,6 +95,20 @@ def test_a_resized_storage_needs_both_its_old_and_its_new_memory() -> None:
         x.untyped_storage().resize_(6 * KIB)
 
     assert allocated_peak(step, CPU) == 10 * KIB
+
+
+def test_a_free_in_a_thread_without_the_meter_counts_when_it_happens() -> None:
+    with AllocationMeter() as meter:
+        held = [buffer(3), buffer(5)]
+        thread = threading.Thread(target=held.pop)
+        thread.start()
+        thread.join()
+        assert meter.live_bytes == 3 * KIB
+        buffer(4)
+    assert meter.peak_bytes == 8 * KIB
+    # What is left refers to the meter's allocator, which outlives it.
+    held[0].untyped_storage().resize_(KIB)
+    del held
 
 
 @pytest.mark.usefixtures("measured_by")

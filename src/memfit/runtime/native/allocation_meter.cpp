@@ -18,7 +18,7 @@
 namespace {
 
 // torch treats whatever is registered as the profiler as one, and asks it whether it records ops.
-class Meter : public torch::profiler::impl::ProfilerStateBase {
+class Meter : public torch::profiler::impl::ProfilerStateBase, public std::enable_shared_from_this<Meter> {
  public:
   Meter() : ProfilerStateBase(torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::Disabled)) {}
 
@@ -31,15 +31,17 @@ class Meter : public torch::profiler::impl::ProfilerStateBase {
   void reportMemoryUsage(void* address, int64_t num_bytes, size_t, size_t, c10::Device device) override {
     if (!device.is_cpu()) return;
     std::lock_guard lock(mutex_);
-    // An address that is allocated again was freed unreported, in a thread without the meter.
-    if (const auto block = blocks_.find(address); block != blocks_.end()) {
-      live_bytes_ -= block->second.num_bytes;
-      blocks_.erase(block);
-    }
+    // An address that is allocated again was freed unreported.
+    forget(address);
     if (num_bytes <= 0) return;
     blocks_[address] = {num_bytes, is_holding_};
     live_bytes_ += num_bytes;
     peak_bytes_ = std::max(peak_bytes_, live_bytes_);
+  }
+
+  void see_free(void* address) {
+    std::lock_guard lock(mutex_);
+    forget(address);
   }
 
   // Counts memory that was allocated before, and makes the allocator report when it is freed.
@@ -81,11 +83,82 @@ class Meter : public torch::profiler::impl::ProfilerStateBase {
     bool is_held;
   };
 
+  void forget(void* address) {
+    if (const auto block = blocks_.find(address); block != blocks_.end()) {
+      live_bytes_ -= block->second.num_bytes;
+      blocks_.erase(block);
+    }
+  }
+
   std::mutex mutex_;
   std::unordered_map<void*, Block> blocks_;
   int64_t live_bytes_ = 0;
   int64_t peak_bytes_ = 0;
   bool is_holding_ = false;
+};
+
+// Stands in for torch's CPU allocator while there are meters. What it allocates in a thread with a meter is reported to
+// that meter when it is freed, in whatever thread: torch reports frees to the meter of their own thread only, and threads
+// of collectives, which have none, may be the last to hold a buffer. Storages refer to their allocator, so that this one
+// is never destroyed.
+class ReportingAllocator final : public c10::Allocator {
+ public:
+  static ReportingAllocator& instance() {
+    static auto* allocator = new ReportingAllocator();
+    return *allocator;
+  }
+
+  void begin() {
+    std::lock_guard lock(mutex_);
+    if (num_meters_++ > 0) return;
+    auto* current = c10::GetAllocator(c10::kCPU);
+    // Where somebody else's allocator may take addresses apart otherwise, only the frees that torch reports are known.
+    if (current != c10::GetDefaultCPUAllocator()) return;
+    c10::SetAllocator(c10::kCPU, this);
+  }
+
+  void end() {
+    std::lock_guard lock(mutex_);
+    if (--num_meters_ > 0) return;
+    if (c10::GetAllocator(c10::kCPU) == this) c10::SetAllocator(c10::kCPU, c10::GetDefaultCPUAllocator());
+  }
+
+  c10::DataPtr allocate(size_t num_bytes) override {
+    auto data = torchs().allocate(num_bytes);
+    auto* state = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
+    auto* meter = dynamic_cast<Meter*>(state);
+    if (meter == nullptr || !data.compare_exchange_deleter(torchs().raw_deleter(), &free_reported)) return data;
+    std::lock_guard lock(mutex_);
+    meters_[data.get()] = meter->weak_from_this();
+    return data;
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &free_reported; }
+
+  void copy_data(void* to, const void* from, size_t num_bytes) const override {
+    torchs().copy_data(to, from, num_bytes);
+  }
+
+ private:
+  static c10::Allocator& torchs() { return *c10::GetDefaultCPUAllocator(); }
+
+  static void free_reported(void* address) {
+    if (const auto meter = instance().taken_meter_of(address)) meter->see_free(address);
+    torchs().raw_deleter()(address);
+  }
+
+  std::shared_ptr<Meter> taken_meter_of(void* address) {
+    std::lock_guard lock(mutex_);
+    const auto found = meters_.find(address);
+    if (found == meters_.end()) return nullptr;
+    auto meter = found->second.lock();
+    meters_.erase(found);
+    return meter;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<void*, std::weak_ptr<Meter>> meters_;
+  int num_meters_ = 0;
 };
 
 struct ActiveMeter {
@@ -102,6 +175,7 @@ __attribute__((visibility("default"))) void* memfit_meter_start() {
   // The allocator logs a warning when memory is freed whose allocation it did not report.
   FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, 2);
   c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, active->meter);
+  ReportingAllocator::instance().begin();
   return active;
 }
 
@@ -112,6 +186,7 @@ __attribute__((visibility("default"))) void memfit_meter_hold(void* active, void
 // Returns whether the meter was still the innermost one.
 __attribute__((visibility("default"))) bool memfit_meter_stop(void* address) {
   std::unique_ptr<ActiveMeter> active(static_cast<ActiveMeter*>(address));
+  ReportingAllocator::instance().end();
   active->meter->release_held();
   FLAGS_caffe2_log_level = active->log_level;
   try {
