@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,23 @@ def prepared() -> tuple[Any, ...]:
     return (accelerator, *accelerator.prepare(model, optimizer, schedule))
 
 
-def steps(parts: tuple[Any, ...], num_steps: int, watched: StepPeaks | None = None) -> list[float]:
+def batch_of_step(number: int) -> Tensor:
+    return torch.randn(128, 16, generator=torch.Generator().manual_seed(number))
+
+
+def steps(
+    parts: tuple[Any, ...],
+    num_steps: int,
+    watched: StepPeaks | None = None,
+    *,
+    batch_of: Callable[[int], Tensor] = batch_of_step,
+) -> list[float]:
     accelerator, model, optimizer, schedule = parts
     if watched is not None:
         watched.begin(model, optimizer)
     losses = []
     for number in range(num_steps):
-        batch = torch.randn(128, 16, generator=torch.Generator().manual_seed(number))
+        batch = batch_of(number)
         with accelerator.accumulate(model):
             loss = loss_of(model(batch))
             accelerator.backward(loss)
