@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from datasets import Dataset
+from peft import PeftConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainerCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
@@ -17,7 +18,16 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 from memfit.integrations.transformers import MemfitCallback
 
 WORDS = [f"w{number}" for number in range(60)]
-ARGUMENTS = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "bf16": False, "logging_steps": 1, "max_steps": 4}
+ARGUMENTS = {
+    "report_to": [],
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "logging_steps": 1,
+    "max_steps": 4,
+    "save_strategy": "no",
+}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -48,31 +58,38 @@ def text(number: int, length: int) -> str:
     return " ".join(WORDS[(7 * number + 13 * place) % len(WORDS)] for place in range(length))
 
 
-def new_sft_trainer(folder: str, callbacks: Sequence[TrainerCallback], **options: object) -> Trainer:
+def new_sft_trainer(
+    folder: str, callbacks: Sequence[TrainerCallback], *, adapters: PeftConfig | None = None, **options: object
+) -> Trainer:
     """Return a trainer on texts."""
-    arguments = {"per_device_train_batch_size": 2, "save_strategy": "no", **ARGUMENTS, **options}
+    texts = Dataset.from_list([{"text": text(number, 24)} for number in range(64)])
     return SFTTrainer(
         model(),
-        SFTConfig(folder, gradient_checkpointing=False, **arguments),
-        train_dataset=Dataset.from_list([{"text": text(number, 24)} for number in range(64)]),
+        SFTConfig(folder, **{"per_device_train_batch_size": 2, **ARGUMENTS, **options}),
+        train_dataset=texts,
+        eval_dataset=texts.select(range(2)),
         processing_class=tokenizer(),
         callbacks=list(callbacks),
+        peft_config=adapters,
     )
 
 
-def new_dpo_trainer(folder: str, callbacks: Sequence[TrainerCallback], **options: object) -> Trainer:
+def new_dpo_trainer(
+    folder: str, callbacks: Sequence[TrainerCallback], *, adapters: PeftConfig | None = None, **options: object
+) -> Trainer:
     """Return a trainer on pairs of texts."""
-    pairs = [
-        {"prompt": text(n, 4), "chosen": " " + text(n + 1, 24), "rejected": " " + text(n + 2, 24)} for n in range(64)
-    ]
-    arguments = {"per_device_train_batch_size": 1, "save_strategy": "no", **ARGUMENTS, **options}
+    pairs = Dataset.from_list(
+        [{"prompt": text(n, 4), "chosen": " " + text(n + 1, 24), "rejected": " " + text(n + 2, 24)} for n in range(64)]
+    )
     return DPOTrainer(
         model(),
-        model(),
-        DPOConfig(folder, gradient_checkpointing=False, **arguments),
-        train_dataset=Dataset.from_list(pairs),
+        model() if adapters is None else None,
+        DPOConfig(folder, **{"per_device_train_batch_size": 1, **ARGUMENTS, **options}),
+        train_dataset=pairs,
+        eval_dataset=pairs.select(range(2)),
         processing_class=tokenizer(),
         callbacks=list(callbacks),
+        peft_config=adapters,
     )
 
 

@@ -59,9 +59,12 @@ def weights_agree(a: Trainer, b: Trainer) -> bool:
 def trained_both_ways(
     make: Callable[..., Trainer], folder: Path, share: float, **options: Any
 ) -> tuple[Trainer, MemfitCallback]:
-    """Train plainly and within ``share`` of the peak of that; check that all is the same and each step within it."""
+    """Train plainly and within ``share`` of the peak of that; check that all is the same and each step within it.
+
+    Where checkpoints are saved, training resumes from one and ends with the same weights.
+    """
     plain_peaks = Watched()
-    plain = make(str(folder), [plain_peaks], **options)
+    plain = make(str(folder / "plain"), [plain_peaks], **{**options, "gradient_checkpointing": False})
     plain.train()
     budget_bytes = int(share * max(plain_peaks.step_peaks.peaks))
     callback, watched = MemfitCallback(budget_bytes), Watched()
@@ -74,6 +77,10 @@ def trained_both_ways(
     assert len(watched.step_peaks.peaks) == fitted.state.global_step
     assert max(watched.step_peaks.peaks) <= budget_bytes
     assert not any(is_wrapped(module) for module in fitted.model.modules())
+    if "save_steps" in options:
+        resumed = make(str(folder), [MemfitCallback(budget_bytes)], **options)
+        resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{options['save_steps']}"))
+        assert weights_agree(resumed, plain)
     return fitted, callback
 
 
@@ -89,10 +96,7 @@ def test_ten_steps_are_those_of_plain_training_and_each_is_within_the_budget_als
         "save_strategy": "steps",
         "save_steps": 8,
     }
-    whole, callback = trained_both_ways(new_trainer, tmp_path, 0.85, **options)
-    resumed = new_trainer(str(tmp_path), [MemfitCallback(callback.fitted.plan.budget_bytes)], **options)  # type: ignore[union-attr]
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
-    assert weights_agree(resumed, whole)
+    trained_both_ways(new_trainer, tmp_path, 0.85, **options)
 
 
 class OwnLoss(Trainer):
@@ -134,8 +138,8 @@ class Growing(Sentences):
         return {name: tokens[:length] for name, tokens in super().__getitem__(index).items()}
 
 
-def new_trainer_on_growing_sentences(folder: str, callbacks: Sequence[TrainerCallback]) -> Trainer:
-    options = {"max_steps": 10, "save_strategy": "no", "train_sampling_strategy": "sequential"}
+def new_trainer_on_growing_sentences(folder: str, callbacks: Sequence[TrainerCallback], **options: object) -> Trainer:
+    options |= {"max_steps": 10, "save_strategy": "no", "train_sampling_strategy": "sequential"}
     trainer = new_trainer(folder, callbacks, **options)
     trainer.train_dataset = Growing()
     return trainer
@@ -150,10 +154,33 @@ def test_lengths_are_those_of_the_data_and_longer_batches_are_planned_for_when_t
     assert told[0].startswith("a batch of size 64")
 
 
+ALL_AT_ONCE = {
+    "gradient_accumulation_steps": 2,
+    "bf16": True,
+    "gradient_checkpointing": True,
+    "eval_strategy": "steps",
+    "eval_steps": 3,
+}
+
+
 # Most of their peak are buffers of TRL's loss, which no plan makes smaller.
-@pytest.mark.parametrize(("make", "share"), [("new_sft_trainer", 0.9), ("new_dpo_trainer", 0.95)])
-def test_trainers_of_trl_train_as_without_and_within_the_budget(make: str, share: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "share", "options"),
+    [
+        ("new_sft_trainer", 0.9, {}),
+        ("new_sft_trainer", 0.95, {**ALL_AT_ONCE, "packing": True, "max_length": 48}),
+        ("new_dpo_trainer", 0.95, {}),
+        ("new_dpo_trainer", 0.97, ALL_AT_ONCE),
+    ],
+    ids=["sft", "sft with adapters, packing, …", "dpo", "dpo with adapters, …"],
+)
+def test_ten_steps_of_trainers_of_trl_are_the_plain_ones_and_within_the_budget_also_resumed(
+    make: str, share: float, options: dict[str, Any], tmp_path: Path
+) -> None:
     pytest.importorskip("trl")
     from examples import trl_trainers
+    from peft import LoraConfig
 
-    trained_both_ways(getattr(trl_trainers, make), tmp_path, share)
+    adapters = LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "up_proj"]) if options else None
+    steps = {"max_steps": 10, "save_strategy": "steps", "save_steps": 8}
+    trained_both_ways(getattr(trl_trainers, make), tmp_path, share, **steps, **options, adapters=adapters)
