@@ -5,6 +5,8 @@ A prediction is the simulator's; the measurement is what the CPU's allocator rep
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from tests.engine.plans import profile_of
 from tests.engine.zoo import ZOO, Example
@@ -24,19 +26,8 @@ FEW_BYTES = 64
 MOST_BYTES_BELOW = 1024
 
 
-# Which plans are tried follows from measured times. Of low-rank adapters, one run in five has a plan whose measured
-# peak is 3 to 6 % over its prediction (63,351 bytes at 61,563). A defect whose cause is not known.
-KNOWN_TO_MISS = {"low-rank-adapters"}
-CASES = [
-    pytest.param(each, marks=pytest.mark.xfail(reason="in some runs a plan is over its budget", strict=False))
-    if each.name in KNOWN_TO_MISS
-    else each
-    for each in ZOO
-]
-
-
 @pytest.mark.filterwarnings("ignore:the plan saves every value")
-@pytest.mark.parametrize("example", CASES, ids=str)
+@pytest.mark.parametrize("example", ZOO, ids=str)
 def test_measured_peaks_are_the_predicted_ones_and_within_budget(example: Example) -> None:
     profile = profile_of(example)
     model, batch, loss = example.build()
@@ -54,3 +45,35 @@ def test_measured_peaks_are_the_predicted_ones_and_within_budget(example: Exampl
             if measured > point.peak_bytes + FEW_BYTES or is_off:
                 misses.append((point.peak_bytes, plan.predicted_peak_bytes, measured))
     assert not misses, f"(budget, predicted, measured): {misses}"
+
+
+# Of each kind one: adapters whose frozen parts save little, in-place writes, several calls of one module, convolutions.
+DRAWN = ("low-rank-adapters", "in-place-activations", "called-twice", "unet")
+
+
+@pytest.mark.parametrize("example", [each for each in ZOO if each.name in DRAWN], ids=str)
+def test_peaks_of_drawn_decisions_are_the_predicted_ones(example: Example) -> None:
+    profile = profile_of(example)
+    everything = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=["*"])
+    names = [name for name, decision in everything.decisions.items() if decision == "recompute"]
+    model, batch, loss = example.build()
+    trials = Trials(TrainingStep(model, StepArguments(batch, loss)))
+    draw = random.Random(7)
+    for share in (0.2, 0.4, 0.6, 0.8):
+        chosen = [name for name in names if draw.random() < share]
+        plan = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=chosen)
+        measured = trials.measured(planned(plan)).peak_bytes
+        assert abs(measured - plan.predicted_peak_bytes) <= FEW_BYTES, plan.decisions
+
+
+def test_a_value_that_no_replay_needs_is_not_dropped() -> None:
+    example = next(each for each in ZOO if each.name == "low-rank-adapters")
+    # What attention copies its heads from: autograd saves the copies. Its replay record would hold two larger values,
+    # and the engine in C++ would not free them before the next recorded op.
+    name = "blocks.2.attention.project_in::aten.add"
+    plan = memfit.plan(profile_of(example), strategy=memfit.NoCheckpointing(), force_recompute=[name])
+    assert "recompute" not in plan.decisions.values()
+    with_copies = [name, "blocks.2.attention::aten.clone"]
+    plan = memfit.plan(profile_of(example), strategy=memfit.NoCheckpointing(), force_recompute=with_copies)
+    recomputed = [each for each, decision in plan.decisions.items() if decision == "recompute"]
+    assert recomputed == [f"{with_copies[0]}#0", *(f"{with_copies[1]}#{number}" for number in range(3))]

@@ -64,3 +64,18 @@ def test_it_agrees_where_values_are_offloaded_too(profile: ModelProfile, data: s
     assert list(simulation.timeline_bytes) == reference.timeline
     assert simulation.peak_bytes == reference.ledger.peak_bytes
     assert list(simulation.replayed_ops) == reference.replayed
+
+
+@settings(max_examples=50, deadline=None)
+@given(drawn_profiles(), st.data())
+def test_what_is_recomputed_is_saved_by_autograd_or_read_by_a_replay(
+    profile: ModelProfile, data: st.DataObject
+) -> None:
+    step = Step(profile)
+    wanted = {value for value in step.plannable if data.draw(st.booleans())}
+    recomputed = step.recomputed_of(wanted)
+    assert recomputed == step.recomputed_of(recomputed) <= step.droppable_among(wanted)
+    read = {value for index in recomputed for value in profile.ops[step.value_op[index]].inputs}
+    assert all(step.saves_of_value[index] or index in read for index in recomputed)
+    # Nothing is gained by dropping the others, too.
+    assert judged(step, recomputed).peak_bytes <= judged(step, step.droppable_among(wanted)).peak_bytes

@@ -17,7 +17,7 @@ def plan_of_all_that_replays(profile: ModelProfile) -> Plan:
 def plan_of_every_second_that_replays(profile: ModelProfile) -> Plan:
     """Return the plan that recomputes half of the values that can be, here and there, as plans for budgets do."""
     return plan_recomputing(
-        profile, lambda step: set(sorted(step.recomputed_of(set(step.plannable) - BlockValues(step).leaving()))[::2])
+        profile, lambda step: set(sorted(step.droppable_among(set(step.plannable) - BlockValues(step).leaving()))[::2])
     )
 
 

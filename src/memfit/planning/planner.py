@@ -76,7 +76,7 @@ def plan(
     forced = forced_values(step, force_save, force_recompute)
     if strategy is not None:
         wanted = (_values_of_chosen_blocks(step, strategy) | forced.recomputed) - forced.saved
-        return plan_recomputing(profile, lambda step: wanted)
+        return plan_recomputing(profile, lambda step: step.recomputed_of(wanted))
     assert budget is not None
     budget_bytes = budget_in_bytes(budget, profile)
     host_bytes = host_budget_in_bytes(host_budget, profile)
@@ -113,9 +113,9 @@ def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudget
 
 
 def plan_recomputing(profile: ModelProfile, chosen: Callable[[Step], Set[int]]) -> Plan:
-    """Return the plan that recomputes the ``chosen`` values, as far as the engine can."""
+    """Return the plan that drops the ``chosen`` values, as far as the engine can replay them, needed or not."""
     known = known_step(profile)
-    choice = _judged_candidate(known, known.step.recomputed_of(chosen(known.step)))
+    choice = _judged_candidate(known, known.step.droppable_among(chosen(known.step)))
     return _plan_of(known, choice, None, choice.added_seconds)
 
 

@@ -157,6 +157,21 @@ class Step:
         """The plannable values that the engine can replay bit-exactly, given what they were made from."""
         return frozenset(index for index in self.plannable if self._may_be_recomputed(index))
 
+    @cached_property
+    def _saved(self) -> frozenset[int]:
+        """The values that autograd saves inside the model."""
+        return frozenset(index for index, saves in enumerate(self.saves_of_value) if saves)
+
+    @cached_property
+    def _values_made_from(self) -> list[list[int]]:
+        """For each value, those that ops of the forward pass make from it."""
+        made: list[list[int]] = [[] for _ in range(self.num_values)]
+        for op, inputs, outputs in zip(self.profile.ops, self.op_inputs, self.op_outputs, strict=True):
+            if op.phase is Phase.FORWARD:
+                for value in inputs:
+                    made[value].extend(outputs)
+        return made
+
     def _may_be_recomputed(self, index: int) -> bool:
         ops, value = self.profile.ops, self.profile.values[index]
         op = ops[self.value_op[index]]
@@ -186,7 +201,19 @@ class Step:
         return frozenset(droppable)
 
     def recomputed_of(self, wanted: Set[int]) -> set[int]:
-        """Return those of the ``wanted`` values that the engine really recomputes."""
+        """Return those of the ``wanted`` values that the engine can replay, and that a backward pass may need."""
+        recomputed = self.droppable_among(wanted)
+        # What autograd does not save is replayed only for the sake of a replay that starts from it. Without one,
+        # dropping it frees nothing, and its replay record holds what it was made from: the engine in C++ learns only
+        # from its next call that a storage is freed.
+        starts = self._values_made_from
+        for index in sorted(recomputed - self._saved, reverse=True):
+            if recomputed.isdisjoint(starts[index]):
+                recomputed.remove(index)
+        return recomputed
+
+    def droppable_among(self, wanted: Set[int]) -> set[int]:
+        """Return those of the ``wanted`` values that the engine can replay, whether or not anything needs them."""
         recomputed = wanted & self.may_be_recomputed
         if all(self.rewritten_input_of_op[self.value_op[index]] < 0 for index in recomputed):
             return set(recomputed)
