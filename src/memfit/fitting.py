@@ -194,19 +194,23 @@ class _Fitting:
     def _compiled_profiles(self, plain: ModelProfile) -> list[ModelProfile]:
         """Return the step measured with compiled blocks, where asked for also with a chunked loss; warn of the rest."""
         profiles = [with_compiled_blocks(plain, self._step, self._progress)]
-        assert profiles[0].compiled is not None
-        _warn_of_what_is_not_compiled(profiles[0].compiled)
-        if not profiles[0].compiled.kinds:
-            return []
         if self._chunk_loss:
-            chunked = with_compiled_blocks(
-                plain, self._step, self._progress, chunk_loss=True, of_same_blocks=profiles[0].compiled
-            )
-            if chunked.chunks_loss and chunked.compiled is not None:
-                # Both are compared with the step as it is.
-                plain_seconds = profiles[0].compiled.plain_seconds
-                profiles.append(replace(chunked, compiled=replace(chunked.compiled, plain_seconds=plain_seconds)))
-        return profiles
+            unchunked = profiles[0].compiled
+            assert unchunked is not None
+            # Partitions for which there was no memory beside the whole logits may fit beside a chunk of them.
+            known = unchunked if unchunked.has_all_partitions else None
+            chunked = with_compiled_blocks(plain, self._step, self._progress, chunk_loss=True, of_same_blocks=known)
+            if chunked.chunks_loss:
+                profiles.append(chunked)
+        found = [(profile, profile.compiled) for profile in profiles if profile.compiled is not None]
+        _warn_of_what_is_not_compiled(max((each for _, each in found), key=lambda each: len(each.kinds)))
+        # All are compared with one step: the plain one, where that could be run.
+        plain_seconds = next((each.plain_seconds for _, each in found if each.plain_seconds), 0.0)
+        return [
+            replace(profile, compiled=replace(each, plain_seconds=plain_seconds))
+            for profile, each in found
+            if each.kinds
+        ]
 
     def _tried(self, choice: _Choice) -> _Tried:
         profile, plan = choice

@@ -153,6 +153,20 @@ class BranchingBlock(nn.Module):
         return self.linear(x) * 2 if (x > 0).sum() > 8 else self.linear(x)
 
 
+class RoutingBlock(nn.Module):
+    """An expert that runs on as many tokens as its router sends it, if it sends any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 1)
+        self.expert = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` with what the expert adds."""
+        chosen = (self.router(x).squeeze(-1) > 0).nonzero().squeeze(-1)
+        return x.index_add(0, chosen, self.expert(x[chosen])) if chosen.numel() else x
+
+
 def dropout_model() -> tuple[nn.Module, Tensor]:
     """Return the model and a batch."""
     torch.manual_seed(0)

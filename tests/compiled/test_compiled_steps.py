@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.compiled.compiled_models import WIDTH, BranchingBlock, DropoutBlock, dropout_model, small_model
+from tests.compiled.compiled_models import WIDTH, BranchingBlock, DropoutBlock, RoutingBlock, dropout_model, small_model
 from tests.compiled.measured_models import Case, compiled_profile, gradients, measured, same
 from tests.loop_peaks import peaks_of_steps
 from torch import Tensor, nn
@@ -229,9 +229,10 @@ def test_auto_keeps_the_faster_of_both() -> None:
         assert ("compiled" in repr(fitted.plan)) is (fitted.plan.compiled is not None)
 
 
-def test_blocks_that_cannot_be_compiled_stay_in_eager_and_say_why() -> None:
+@pytest.mark.parametrize("block", [BranchingBlock, RoutingBlock])
+def test_blocks_that_cannot_be_compiled_stay_in_eager_and_say_why(block: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(*(BranchingBlock() for _ in range(3)))
+    model = nn.Sequential(*(block() for _ in range(3)))
     batch = torch.randn(8, WIDTH)
     step = TrainingStep(model, StepArguments(batch, torch.sum, None, None, None, "fresh"))
     profile = memfit.profile(model, batch, loss=torch.sum)
@@ -243,6 +244,17 @@ def test_blocks_that_cannot_be_compiled_stay_in_eager_and_say_why() -> None:
         fitted = memfit.fit(model, batch, loss=torch.sum, budget=profile.peak_bytes, compile=True)
     assert fitted.plan.compiled is None
     assert fitted.verification.holds
+
+
+def test_what_a_block_raises_is_passed_on_and_the_block_stays_compiled(small: Case) -> None:
+    model, batch = small.model, small.batch
+    with warnings.catch_warnings(), memfit.apply(model, small.plan(0.0)):
+        warnings.simplefilter("error")
+        expected = gradients(model, batch)
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            model.blocks[1](batch[:, 1:])
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert same(expected, gradients(model, batch))
 
 
 def test_compile_is_true_false_or_auto() -> None:

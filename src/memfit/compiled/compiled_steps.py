@@ -44,7 +44,8 @@ from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
 from memfit.progress import Progress
 from memfit.runtime.applying.apply import apply
-from memfit.runtime.compiling.planned_blocks import PlannedBlocks, first_line, original_of
+from memfit.runtime.applying.batch_tensors import tensors_of
+from memfit.runtime.compiling.planned_blocks import PlannedBlocks, original_of
 from memfit.verification.gradients import (
     NO_DIFFERENCE,
     GradientDifference,
@@ -57,6 +58,7 @@ from memfit.verification.gradients import (
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 3, 10
 _TIMING_SECONDS = 4.0
+_NO_MEMORY = "the step runs out of memory, even where blocks save as little as possible"
 
 
 @dataclass(slots=True)
@@ -128,6 +130,8 @@ class _CompiledStep:
         begin = time.perf_counter()
         kinds = self._discovered_kinds()
         trials = self._compiled_trials(kinds)
+        if not trials:
+            kinds = ()
         compile_seconds = time.perf_counter() - begin
         kinds, trials = self._with_equal_gradients(kinds, trials)
         return replace(self._timed_profile(kinds, list(trials.values())), compile_seconds=compile_seconds)
@@ -142,7 +146,7 @@ class _CompiledStep:
         for trial in trials:
             with self._state.kept(), self._running(trial):
                 self._step.run()
-            self._measure(trial, {})
+            self._measure(trial)
             self._progress.advance()
         return replace(self._timed_profile(known.kinds, trials), compile_seconds=known.compile_seconds)
 
@@ -171,11 +175,11 @@ class _CompiledStep:
         paths = _blocks_of(self._model)
         self._progress.stage("compiling blocks", num_steps=None)
         borders = TimeBorders(self._device)
-        with self._state.kept(), PlannedBlocks(self._model, dict.fromkeys(paths, LEAST), borders):
-            self._step.run()
+        if not self._fits(_Trial(dict.fromkeys(paths, LEAST)), borders):
+            self._not_compiled = dict.fromkeys(paths, _NO_MEMORY)
+            return ()
         borders.close()
-        for path, error in borders.failures.items():
-            self._not_compiled[path] = first_line(error)
+        self._not_compiled.update(borders.failures)
         for path in borders.called_again:
             self._not_compiled.setdefault(path, "it is called again before its backward pass")
         for path, graphs in borders.graphs.items():
@@ -197,16 +201,22 @@ class _CompiledStep:
         self._progress.stage("compiling blocks", num_steps=num_places)
         for place in range(num_places):
             trial = _Trial(_partitions_at(kinds, place))
-            fits = True
-            try:
-                with self._state.kept(), self._running(trial):
-                    self._step.run()
-            except torch.OutOfMemoryError:
-                fits = False
-            if all(self._step.ranks.gathered(fits)):
+            if self._fits(trial):
                 trials[place] = trial
             self._progress.advance()
+        if not trials:
+            self._not_compiled |= {path: _NO_MEMORY for kind in kinds for path in kind.blocks}
         return trials
+
+    def _fits(self, trial: _Trial, borders: TimeBorders | None = None) -> bool:
+        """Run the step as in ``trial``; return whether the device of every process has the memory for it."""
+        fits = True
+        try:
+            with self._state.kept(), self._running(trial, borders):
+                self._step.run()
+        except torch.OutOfMemoryError:
+            fits = False
+        return all(self._step.ranks.gathered(fits))
 
     def _with_equal_gradients(
         self, kinds: tuple[CompiledKind, ...], trials: Mapping[int, _Trial]
@@ -218,7 +228,7 @@ class _CompiledStep:
         reference: Gradients | None = None
         tolerance = tolerance_of(kinds)
         for place, trial in trials.items():
-            gradients, difference = self._measure(trial, reference)
+            gradients, difference = self._compared(trial, reference)
             self._progress.advance()
             if reference is None:
                 reference = gradients
@@ -239,7 +249,7 @@ class _CompiledStep:
         measured = []
         for plan in plans_outside(self._plain, [path for kind in kinds for path in kind.blocks]):
             trial = _Trial(least.partitions, plan)
-            self._measure(trial, {})
+            self._measure(trial)
             is_alike = [(each.kind, each.path) for each in trial.borders] == [
                 (each.kind, each.path) for each in least.borders
             ]
@@ -247,14 +257,9 @@ class _CompiledStep:
                 measured.append(trial)
         return measured
 
-    def _measure(self, trial: _Trial, reference: Gradients | None) -> tuple[Gradients, GradientDifference]:
+    def _compared(self, trial: _Trial, reference: Gradients | None) -> tuple[Gradients, GradientDifference]:
         """Measure the memory of a trial; return its gradients, or how they differ from a ``reference``."""
-        with self._state.kept(), no_garbage_collection(), memory_meter_on(self._device, self._held) as meter:
-            borders = MemoryBorders(meter)
-            with self._running(trial, borders):
-                self._step.run()
-            trial.borders = borders.borders()
-            trial.saved_sizes = borders.saved_sizes
+        with self._measured(trial):
             if not self._state.consumes_gradients:
                 if reference is None:
                     return gradients_of(self._step), NO_DIFFERENCE
@@ -262,6 +267,22 @@ class _CompiledStep:
         with self._state.kept(), self._running(trial):
             gradients = gradients_of_run(self._step)
         return gradients, NO_DIFFERENCE if reference is None else difference_between(reference, gradients)
+
+    @contextmanager
+    def _measured(self, trial: _Trial) -> Iterator[None]:
+        """Measure the memory of a trial; the gradients of its step are there inside the block."""
+        with self._state.kept(), no_garbage_collection(), memory_meter_on(self._device, self._held) as meter:
+            borders = MemoryBorders(meter)
+            with self._running(trial, borders):
+                self._step.run()
+            trial.borders = borders.borders()
+            trial.saved_sizes = borders.saved_sizes
+            yield
+
+    def _measure(self, trial: _Trial) -> None:
+        """Measure the memory of a trial whose gradients are known."""
+        with self._measured(trial):
+            pass
 
     def _time(self, trials: Sequence[_Trial]) -> float:
         """Time the trials interleaved with the plain step; return the plain step's seconds."""
@@ -296,8 +317,9 @@ class _CompiledStep:
     def _tensors_from_outside(self) -> list[Tensor]:
         if self._device.type == "cuda":
             return []
-        with self._state.kept():
+        with suppress(torch.OutOfMemoryError), self._state.kept():
             return list(record_step(self._step, self._device, existed_before)[0].outside)
+        return [*self._model.parameters(), *self._model.buffers(), *tensors_of(self._step.batch)]
 
 
 def _blocks_of(model: nn.Module) -> list[str]:

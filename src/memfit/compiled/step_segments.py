@@ -83,7 +83,7 @@ class _Borders:
 
     def __init__(self) -> None:
         self.noted_saves: set[int] | None = None
-        self.failures: dict[str, Exception] = {}
+        self.failures: dict[str, str] = {}
         self.graphs: dict[str, list[GraphVariants]] = {}
         self.called_again: set[str] = set()
         self.saved_sizes: dict[str, tuple[int, ...]] = {}
@@ -120,9 +120,9 @@ class _Borders:
         """The block's forward pass saved storages of these bytes."""
         self.saved_sizes[path] = tuple(sizes)
 
-    def failed(self, path: str, error: Exception) -> None:
+    def failed(self, path: str, reason: str) -> None:
         """The block could not be compiled, and runs in eager."""
-        self.failures.setdefault(path, error)
+        self.failures.setdefault(path, reason)
         self.note(SegmentKind.OUTSIDE, None)
 
     def close(self) -> None:

@@ -73,18 +73,26 @@ class Trials:
         """Return the peak and the gradients of a run; with a ``reference``, how they differ from it instead."""
         held = self._tensors_from_outside()
         with self._state.kept(), method(self._step.model):
-            with no_garbage_collection():
-                peak_bytes = allocated_peak(self._step.run, self.device, held)
-            if reference is None or self._state.consumes_gradients:
-                gradients = gradients_of(self._step)
-            else:
+            peak_bytes = self._peak_of_run(held)
+            if not self._state.consumes_gradients:
+                if reference is None:
+                    return Measured(peak_bytes, gradients_of(self._step), NO_DIFFERENCE)
                 return Measured(peak_bytes, {}, difference_from(reference, self._step))
-        if self._state.consumes_gradients:
-            with self._state.kept(), method(self._step.model):
-                gradients = gradients_of_run(self._step)
+        with self._state.kept(), method(self._step.model):
+            gradients = gradients_of_run(self._step)
         if reference is None:
             return Measured(peak_bytes, gradients, NO_DIFFERENCE)
         return Measured(peak_bytes, {}, difference_between(reference, gradients))
+
+    def peak_bytes(self, method: Method) -> int:
+        """Return the peak of a run."""
+        held = self._tensors_from_outside()
+        with self._state.kept(), method(self._step.model):
+            return self._peak_of_run(held)
+
+    def _peak_of_run(self, held: Sequence[Tensor]) -> int:
+        with no_garbage_collection():
+            return allocated_peak(self._step.run, self.device, held)
 
     def seconds(self, method: Method) -> float:
         """Return how long a run takes."""

@@ -113,7 +113,7 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         progress.advance()
         noise = trials.measured(reference, of_reference.gradients).difference
         progress.advance()
-        plain_peak_bytes = of_reference.peak_bytes if reference is plain else trials.measured(plain, {}).peak_bytes
+        plain_peak_bytes = of_reference.peak_bytes if reference is plain else trials.peak_bytes(plain)
         plain_seconds, seconds = trials.interleaved_seconds((plain, by_plan), progress)
     _warn_of_larger_inputs(plan, trials)
     num_gradients = sum(gradient is not None for gradient in of_reference.gradients.values())

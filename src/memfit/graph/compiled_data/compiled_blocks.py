@@ -172,6 +172,11 @@ class CompiledProfile:
     not_compiled: Mapping[str, str] = field(default_factory=dict)
     outside: tuple[OutsideChoice, ...] = ()
 
+    @property
+    def has_all_partitions(self) -> bool:
+        """Whether there are compiled blocks, and the device had the memory to run all of their partitions."""
+        return bool(self.kinds) and all(kind.partitions[0].name == EVERYTHING for kind in self.kinds)
+
     def with_outside(self, outside: OutsideChoice) -> CompiledProfile:
         """Return the step as it was measured with that choice of what is recomputed outside blocks."""
         segments = tuple(

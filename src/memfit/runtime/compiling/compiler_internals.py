@@ -24,7 +24,6 @@ try:
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch._dynamo import config as dynamo_config
         from torch._dynamo.exc import FailOnRecompileLimitHit as FailOnRecompileLimitHit
-        from torch._dynamo.exc import TorchDynamoException
         from torch._functorch import config as functorch_config
         from torch._functorch.partitioners import min_cut_rematerialization_partition
         from torch._guards import TracingContext, tracing
@@ -42,9 +41,6 @@ except ImportError as error:
     ) from error
 
 InductorPartitioner = CustomPartitionerFn
-DYNAMO_ERRORS = (TorchDynamoException, FailOnRecompileLimitHit)
-"""What dynamo raises where it cannot trace a function as a whole, or has traced it too often."""
-
 
 _NOTHING = nullcontext()
 
@@ -69,6 +65,8 @@ def own_warnings_ignored() -> Iterator[None]:
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        # What cannot be traced is reported by itself.
+        warnings.filterwarnings("ignore", message="Error detected in .* Traceback of forward call")
         yield
 
 

@@ -38,6 +38,8 @@ class BlockRun(Protocol):
     """A call of a block that is under way: by which partition, and who is to know of the graphs that it runs."""
 
     partition: Partition
+    has_begun: bool
+    """Whether compiled code began to run, so that what is raised from then on is not about compiling."""
 
     def ran(self, graph: GraphVariants, outputs: Sequence[Any]) -> None:
         """Note that ``graph`` was run and returned ``outputs``."""
@@ -79,7 +81,9 @@ class GraphVariants:
 
     def __call__(self, *args: Any) -> Any:
         block: BlockRun = _in_thread.block
-        outputs = self._compiled_for(block.partition)(*args)
+        compiled = self._compiled_for(block.partition)
+        block.has_begun = True
+        outputs = compiled(*args)
         block.ran(self, outputs)
         return outputs
 

@@ -15,12 +15,11 @@ from torch import Tensor, fx, nn
 from memfit.graph.compiled_data.compiled_blocks import Partition
 from memfit.runtime.applying.forward_wrapping import Forward, wrap_forward
 from memfit.runtime.compiling.compiler_internals import (
-    DYNAMO_ERRORS,
     FailOnRecompileLimitHit,
     blocks_as_a_whole,
     own_warnings_ignored,
 )
-from memfit.runtime.compiling.graph_variants import CompilingError, GraphVariants, running, variants_backend
+from memfit.runtime.compiling.graph_variants import GraphVariants, running, variants_backend
 from memfit.runtime.compiling.offloaded_saves import OffloadedSaves, noted_saves
 from memfit.runtime.torch_internals import in_function_transform
 
@@ -41,7 +40,7 @@ class BlockObserver(Protocol):
     def noted_saves(self) -> set[int] | None:
         """The addresses of what was saved so far; None where `saved` is not to be called, which takes time."""
 
-    def failed(self, path: str, error: Exception) -> None:
+    def failed(self, path: str, reason: str) -> None:
         """The block could not be compiled, and ran in eager."""
 
 
@@ -121,6 +120,7 @@ class _PlannedBlock:
         if self._is_eager or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_function_transform():
             return forward(*args, **kwargs)
         call = _Call(self._partition)
+        failure: str | None = None
         if self._observer is not None:
             self._observer.forward_begins(self._path)
         try:
@@ -128,21 +128,33 @@ class _PlannedBlock:
             first = nullcontext() if self._has_run else own_warnings_ignored()
             with running(call), self._seeing_saves(call), first, blocks_as_a_whole():
                 result = self._run_compiled(self._user_compiled or forward, args, kwargs)
-        except (CompilingError, *DYNAMO_ERRORS) as error:
-            self._is_eager = True
-            if self._observer is not None:
-                self._observer.failed(self._path, error)
-            else:
-                warnings.warn(
-                    f"the block {self._path!r} cannot be compiled here, so that it runs in eager and saves all of its "
-                    f"activations: gradients are right, the planned peak does not hold ({first_line(error)})",
-                    stacklevel=4,
-                )
-            return forward(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            # dynamo raises errors of many classes. They come before anything has run, so that nothing is done twice.
+            if call.has_begun:
+                raise
+            failure = first_line(error)
+        if failure is not None:
+            # What the block raises in eager as well is its own error.
+            result = forward(*args, **kwargs)
+            self._stay_in_eager(failure)
+            return result
         self._has_run = True
         if self._observer is not None:
             self._observer.forward_ended(self._path, call.graphs, call.nodes)
         return result
+
+    def _stay_in_eager(self, reason: str) -> None:
+        self._is_eager = True
+        if self._observer is not None:
+            self._observer.failed(self._path, reason)
+        else:
+            warnings.warn(
+                f"the block {self._path!r} cannot be compiled here, so that it runs in eager and saves all of its "
+                f"activations: gradients are right, the planned peak does not hold ({reason})",
+                stacklevel=5,
+            )
 
     def _run_compiled(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._calls.call_at(self._path)
@@ -177,6 +189,7 @@ class _Call:
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
+        self.has_begun = False
         self.graphs: list[GraphVariants] = []
         self.nodes: list[Any] = []
 
