@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,8 @@ def unknown_module() -> Iterator[None]:
     native_module.cache_clear()
 
 
-def test_it_is_built_once_and_found_again(
-    unknown_module: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def commands_of_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Let builds write files without compiling; return the commands that they run, as they run them."""
     commands: list[list[str]] = []
 
     def compiling(command: list[str], **_: Any) -> Any:
@@ -42,16 +42,41 @@ def test_it_is_built_once_and_found_again(
 
     monkeypatch.setenv("MEMFIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(native_build.subprocess, "run", compiling)
+    return commands
+
+
+def num_linked(commands: list[list[str]]) -> int:
+    return sum("-shared" in command for command in commands)
+
+
+def test_it_is_built_once_and_found_again(
+    unknown_module: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = commands_of_builds(tmp_path, monkeypatch)
     monkeypatch.setattr(native_build, "_loaded", Path.read_bytes)
     assert native_module() == b"a library"
     native_module.cache_clear()
     assert native_module() == b"a library"
-    assert len(commands) == 1
+    assert num_linked(commands) == 1
     # Another torch wants another library.
     native_module.cache_clear()
     monkeypatch.setattr(torch, "__version__", "99.0")
     assert native_module() == b"a library"
-    assert len(commands) == 2
+    assert num_linked(commands) == 2
+
+
+def test_builds_that_start_at_once_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each opens the lock file by itself, as processes do."""
+    commands = commands_of_builds(tmp_path, monkeypatch)
+    with ThreadPoolExecutor(4) as threads:
+        libraries = set(threads.map(native_build._built, ["c++"] * 4))
+    assert num_linked(commands) == 1
+    assert [library.read_bytes() for library in libraries] == [b"a library"]
+    # Nothing but the library and its lock is left, and each source was compiled once.
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    compiled = [command for command in commands if "-c" in command]
+    sources = [part for command in compiled for part in command if part.endswith(".cpp")]
+    assert sorted(Path(source).name for source in sources) == ["module.cpp", "usual_ops.cpp"]
 
 
 def test_without_a_home_to_write_to_it_is_kept_where_files_are_temporary(

@@ -21,7 +21,7 @@ inline PyObject* packed(Source source) {
 }
 
 inline PyObject* Tape::pack(PyObject* object) {
-  const auto& tensor = THPVariable_Unpack(object);
+  const auto& tensor = tensor_of(object);
   const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
   if (type != THPVariableClass && type != python->parameter_class.ptr()) {
     if (tensor.is_leaf()) return Py_NewRef(object);

@@ -7,7 +7,6 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
 #include <atomic>

@@ -3,8 +3,6 @@
 
 #pragma once
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <new>
 
 #include "values.h"

@@ -5,9 +5,21 @@
 // Python files that they implement. `native_build.py` builds them; `native_tape.py` uses what is defined below.
 
 #include "forward_pass.h"
-#include "usual_ops.h"
 
 namespace memfit {
+
+void dispatch_boxed_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  dispatch_op(op, keys, stack);
+}
+const OpRule& rule_of(const c10::OperatorHandle& op) { return op_rules.of(op); }
+bool has_op_handler() { return op_handler.load(std::memory_order_relaxed) != nullptr; }
+bool passes_by(const OpRule& rule, bool is_meta, bool is_plain, const Tensor* written, uint64_t requiring_grad) {
+  return recording_tape->passes_by(rule, is_meta, is_plain, written, requiring_grad);
+}
+void run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, std::vector<IValue> arguments,
+                       RunPlainOp run) {
+  recording_tape->run_plain_pure_op(op, rule, std::move(arguments), run);
+}
 
 Pattern pattern_from(const py::handle& described) {
   Pattern pattern;
@@ -72,7 +84,7 @@ void define_offloading(py::module_& module) {
            [](Offloading& offloading, const py::object& tensor, int64_t version, const py::object& place,
               const std::string& op_name, size_t window_bytes) {
              const auto maker = place.attr("path").cast<std::string>() + "::" + op_name;
-             return offloading.send(THPVariable_Unpack(tensor.ptr()), version, maker, window_bytes);
+             return offloading.send(tensor_of(tensor.ptr()), version, maker, window_bytes);
            })
       .def("fetch_ahead", &Offloading::fetch_ahead)
       .def("end_forward", &Offloading::end_forward);
@@ -82,16 +94,9 @@ void define_offloading(py::module_& module) {
 
 }  // namespace memfit
 
-TORCH_LIBRARY_IMPL(_, Fake, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&memfit::dispatch_op>());
-}
-TORCH_LIBRARY_IMPL(aten, Fake, library) {
-  memfit::register_usual_ops(library);
-  memfit::let_views_through(library);
-}
-
 PYBIND11_MODULE(MEMFIT_MODULE, module) {
   using namespace memfit;
+  if (!are_python_tensors_as_declared()) throw py::import_error("this torch lays out Python tensors in another way");
   py::class_<PlannedModule, intrusive_ptr<PlannedModule>>(module, "PlannedModule").def(py::init(&planned_module_from));
   py::class_<Rounds, std::shared_ptr<Rounds>>(module, "Rounds")
       .def(py::init<>())
@@ -122,7 +127,7 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   module.attr("key_name") = c10::toString(KEY);
   module.def("intercept", &intercept);
   module.def("detached_alias", [](const py::object& tensor) {
-    return py::reinterpret_steal<py::object>(THPVariable_Wrap(detached_alias(THPVariable_Unpack(tensor.ptr()))));
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(detached_alias(tensor_of(tensor.ptr()))));
   });
   module.def("log_events", [](py::object add) { event_log.send_to(std::move(add)); });
   module.def("is_recording", [] { return recording_tape != nullptr; });

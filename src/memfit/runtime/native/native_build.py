@@ -19,7 +19,8 @@ import sys
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ _MODULE = "memfit_native_tape"
 _ENGINE_LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch_python")
 _METER_LIBRARIES = ("-lc10", "-ltorch_cpu")
 _METER = "allocation_meter.cpp"
+# The engine needs less memory than this; without collections of garbage, GCC compiles it in a sixth less time.
+_GARBAGE_COLLECTION = ("--param", "ggc-min-heapsize=1000000")
 
 
 @functools.cache
@@ -50,9 +53,7 @@ def native_module() -> Any:
 @functools.cache
 def native_allocation_meter() -> ctypes.CDLL | None:
     """Return the library of ``allocation_meter.cpp``, or None where there is none. It is built in seconds."""
-    library: ctypes.CDLL | None = _usable(
-        lambda compiler: ctypes.CDLL(str(_built(compiler, _METER, ("-lc10", "-ltorch_cpu"))))
-    )
+    library: ctypes.CDLL | None = _usable(lambda compiler: ctypes.CDLL(str(_built(compiler, is_meter=True))))
     return library
 
 
@@ -72,10 +73,9 @@ def _usable(built_by: Callable[[str], Any]) -> Any:
         return None
 
 
-def _built(compiler: str, main: str = "module.cpp", libraries: Sequence[str] = _ENGINE_LIBRARIES) -> Path:
+def _built(compiler: str, *, is_meter: bool = False) -> Path:
     """Return the library for this torch and this Python, building it if needed."""
-    command = _command(compiler, main, libraries)
-    library = _library(command, main)
+    library = _library(compiler, is_meter=is_meter)
     if library.exists():
         return library
     folder = library.parent
@@ -84,41 +84,67 @@ def _built(compiler: str, main: str = "module.cpp", libraries: Sequence[str] = _
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                result = Path(scratch) / library.name
-                (Path(scratch) / SHARED_HEADER).write_text(shared_header())
-                options = [f"-I{scratch}", "-o", str(result)]
-                run = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-                if run.returncode != 0:
-                    raise RuntimeError(_first_error(run.stderr))
-                result.replace(library)
+                _build(compiler, Path(scratch), is_meter=is_meter).replace(library)
     return library
 
 
-def _library(command: list[str], main: str = "module.cpp") -> Path:
-    """Return where the library lies that ``command`` builds from this source, for this torch and this Python."""
-    # The meter includes none of the other files.
-    all_sources = sorted(path for path in _SOURCES.iterdir() if path.suffix in (".h", ".cpp") and path.name != _METER)
-    sources = [path.read_text() for path in ([_SOURCES / main] if main == _METER else all_sources)]
+def _build(compiler: str, scratch: Path, *, is_meter: bool) -> Path:
+    """Return the library, built in the folder ``scratch``: all sources at the same time, then linked."""
+    (scratch / SHARED_HEADER).write_text(shared_header())
+    sources = _sources(is_meter=is_meter)
+    objects = [scratch / f"{source.stem}.o" for source in sources]
+    compile_command = [*_compile_command(compiler), f"-I{scratch}"]
+    with ThreadPoolExecutor(len(sources)) as threads:
+        compiled = [
+            threads.submit(_run, [*compile_command, str(source), "-o", str(target)])
+            for source, target in zip(sources, objects, strict=True)
+        ]
+        for each in compiled:
+            each.result()
+    library = scratch / "built.so"
+    _run([compiler, "-shared", *map(str, objects), *_link_options(is_meter=is_meter), "-o", str(library)])
+    return library
+
+
+def _run(command: list[str]) -> None:
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise RuntimeError(_first_error(run.stderr))
+
+
+def _sources(*, is_meter: bool) -> list[Path]:
+    """Return the files to compile: the allocation meter is a library of its own."""
+    return sorted(path for path in _SOURCES.glob("*.cpp") if (path.name == _METER) is is_meter)
+
+
+def _library(compiler: str, *, is_meter: bool = False) -> Path:
+    """Return where the library lies that ``compiler`` builds from these sources, for this torch and this Python."""
+    files = _sources(is_meter=is_meter)
+    if not is_meter:
+        files += sorted(_SOURCES.glob("*.h"))
+    shared = "" if is_meter else shared_header()
     torch_build = f"{torch.__version__} {torch.version.git_version}"
-    shared = "" if main == _METER else shared_header()
-    ingredients = "\n".join([*sources, shared, torch_build, sys.version, *command])
-    name = "memfit_allocation_meter" if main == _METER else _MODULE
+    commands = [*_compile_command(compiler), *_link_options(is_meter=is_meter)]
+    ingredients = "\n".join([*(path.read_text() for path in files), shared, torch_build, sys.version, *commands])
+    name = "memfit_allocation_meter" if is_meter else _MODULE
     return _writable_folder() / f"{name}-{hashlib.sha256(ingredients.encode()).hexdigest()[:16]}.so"
 
 
-def _command(compiler: str, main: str, libraries: Sequence[str]) -> list[str]:
-    torch_folder = Path(torch.__file__).parent
-    includes = (torch_folder / "include", Path(sysconfig.get_paths()["include"]))
+def _compile_command(compiler: str) -> list[str]:
+    includes = (Path(torch.__file__).parent / "include", Path(sysconfig.get_paths()["include"]))
     return [
         compiler,
-        *("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w"),
+        *("-c", "-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w"),
+        *_GARBAGE_COLLECTION,
         f"-DMEMFIT_MODULE={_MODULE}",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(f"-I{folder}" for folder in includes),
-        str(_SOURCES / main),
-        f"-L{torch_folder / 'lib'}",
-        *libraries,
     ]
+
+
+def _link_options(*, is_meter: bool) -> list[str]:
+    libraries = _METER_LIBRARIES if is_meter else _ENGINE_LIBRARIES
+    return [f"-L{Path(torch.__file__).parent / 'lib'}", *libraries]
 
 
 def _writable_folder() -> Path:
@@ -173,7 +199,7 @@ def is_built() -> bool:
     if why_not_native() is not None or compiler is None:
         return True
     try:
-        return _library(_command(compiler, "module.cpp", _ENGINE_LIBRARIES)).exists()
+        return _library(compiler).exists()
     except (OSError, RuntimeError):
         return True
 
@@ -181,5 +207,5 @@ def is_built() -> bool:
 def build_engine(progress: Progress) -> None:
     """Build the engine in C++ where it is still to be built, as a stage of its own."""
     if not is_built():
-        progress.stage("building the engine in C++ for this torch (once, about 30 s)")
+        progress.stage("building the engine in C++ for this torch (once, about 15 s)")
         native_module()

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <functional>
 #include <map>
 

@@ -11,7 +11,6 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/PyInterpreter.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <memory>
 #include <mutex>

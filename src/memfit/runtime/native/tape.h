@@ -5,8 +5,6 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -60,8 +58,8 @@ class Tape {
   PassState& state() { return *state_; }
   void dispatch_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
   bool passes_by(const OpRule& rule, bool is_meta, bool is_plain, const Tensor* written, uint64_t requiring_grad);
-  template <typename Run>
-  auto run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, std::vector<IValue> arguments, Run run);
+  void run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, std::vector<IValue> arguments,
+                         RunPlainOp run);
   PyObject* pack(PyObject* object);
   void close();
 
@@ -93,9 +91,6 @@ class Tape {
   // Values of storages that hold other content by now; freed at the next call.
   std::vector<intrusive_ptr<DroppedValue>> outdated_;
 };
-
-// The tape that records the ops of this thread.
-inline thread_local Tape* recording_tape = nullptr;
 
 inline void dispatch_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   // Ops that the op itself calls are not recorded.
@@ -186,38 +181,22 @@ inline void Tape::run_pure_op(const c10::OperatorHandle& op, c10::DispatchKeySet
   op.redispatchBoxed(keys, stack);
   const auto results = torch::jit::last(*stack, op.schema().returns().size());
   const bool is_list = results.size() == 1 && results[0].isTensorList();
-  c10::SmallVector<const Tensor*, 4> outputs;
+  Outputs outputs;
   for (const auto& result : is_list ? results[0].toListRef() : results)
     outputs.push_back(result.isTensor() ? &result.toTensor() : nullptr);
   decide_on(outputs, op, rule, pattern, std::move(record_arguments), std::move(draw));
 }
 
-inline const Tensor* tensor_or_null(const Tensor& tensor) { return &tensor; }
-template <typename Other>
-const Tensor* tensor_or_null(const Other& /*unused*/) {
-  return nullptr;
-}
-inline void add_outputs(const Tensor& result, c10::SmallVectorImpl<const Tensor*>& outputs) {
-  outputs.push_back(&result);
-}
-template <typename... Results>
-void add_outputs(const std::tuple<Results...>& results, c10::SmallVectorImpl<const Tensor*>& outputs) {
-  std::apply([&](const auto&... each) { (outputs.push_back(tensor_or_null(each)), ...); }, results);
-}
-
-// Runs a call that drops an output, of an op that writes to nothing. ``run`` calls the op without boxing it again.
-template <typename Run>
-auto Tape::run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, std::vector<IValue> arguments,
-                             Run run) {
+// Runs a call that drops an output, of an op that writes to nothing.
+inline void Tape::run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, std::vector<IValue> arguments,
+                                    RunPlainOp run) {
   Pattern kept;
   const auto* pattern = pattern_of_call(rule, arguments, kept);
-  if (pattern == nullptr) return run();
+  Outputs outputs;
+  if (pattern == nullptr) return run(outputs);
   auto draw = pattern->has(Fate::DROP) ? generator_and_state(rule, arguments) : std::nullopt;
-  auto result = run();
-  c10::SmallVector<const Tensor*, 4> outputs;
-  add_outputs(result, outputs);
+  run(outputs);
   decide_on(outputs, op, rule, *pattern, std::move(arguments), std::move(draw));
-  return result;
 }
 
 // Drops, offloads or saves each output of a call; null stands for an output that is not a tensor.

@@ -1,5 +1,5 @@
-// The names of torch and Python that the engine uses, and its dispatch key. Names beyond torch's public headers,
-// checked on 2.11.0 and 2.13.0: the key, at::SavedTensorDefaultHooks and the stack in its TLS state, c10::StorageImpl's
+// The names of torch and Python that the engine uses. Names beyond torch's public headers, checked on 2.11.0 and
+// 2.13.0: the dispatch key, the beginning of THPVariable (checked when the module is loaded), at::SavedTensorDefaultHooks and the stack in its TLS state, c10::StorageImpl's
 // weak references, TensorImpl::shallow_copy_and_detach, c10::impl::VirtualGuardImpl with getStreamNativeHandle,
 // c10::impl::BoxedKernelWrapper, c10::impl::boxArgs, torch::autograd::get_current_graph_task_id, at::_ops.
 
@@ -14,6 +14,9 @@
 
 #include <atomic>
 
+#include "python_tensors.h"
+#include "typed_kernels.h"
+
 namespace memfit {
 
 namespace py = pybind11;
@@ -24,9 +27,6 @@ using c10::IValue;
 using c10::make_intrusive;
 using c10::weak_intrusive_ptr;
 using torch::jit::Stack;
-
-// The key at which ops are intercepted: below autograd and autocast. torch reserves it for a mode that does not exist.
-constexpr auto KEY = c10::DispatchKey::Fake;
 
 // Functions in Python, set once by `configure`. Never freed: the interpreter may be finalized before this library.
 struct Python {

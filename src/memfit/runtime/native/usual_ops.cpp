@@ -7,8 +7,19 @@
 //
 // An op that is missing here takes the fallback. An op here must not write to any argument but its first.
 
-#pragma once
+#include <ATen/core/boxing/impl/boxing.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
 
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+
+#include "typed_kernels.h"
+
+// These need what is included above.
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_ops.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention_ops.h>
@@ -63,43 +74,101 @@
 #include <ATen/ops/_grouped_mm_ops.h>
 #endif
 
-#include "tape.h"
-
 namespace memfit {
+
+using at::Tensor;
+
+inline const Tensor* tensor_or_null(const Tensor& tensor) { return &tensor; }
+template <typename Other>
+const Tensor* tensor_or_null(const Other& /*unused*/) {
+  return nullptr;
+}
+inline void add_outputs(const Tensor& result, Outputs& outputs) {
+  outputs.push_back(&result);
+}
+template <typename... Results>
+void add_outputs(const std::tuple<Results...>& results, Outputs& outputs) {
+  std::apply([&](const auto&... each) { (outputs.push_back(tensor_or_null(each)), ...); }, results);
+}
+
+// The calls of ops of one signature that the tape records, or a handler in Python runs.
+template <typename Signature>
+struct RecordedCall;
+
+template <typename Result, typename... Arguments>
+struct RecordedCall<Result(Arguments...)> {
+  using Run = Result (*)(c10::DispatchKeySet, Arguments...);
+
+  [[gnu::noinline]] static Result boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                        Arguments... arguments) {
+    auto stack = in_boxes(arguments...);
+    dispatch_boxed_op(op, keys, &stack);
+    if constexpr (std::is_reference_v<Result>) {
+      return written(arguments...);
+    } else {
+      return c10::impl::PopResult<Result>::call(stack);
+    }
+  }
+
+  [[gnu::noinline]] static Result record(const c10::OperatorHandle& op, const OpRule& rule, Run redispatch,
+                                         c10::DispatchKeySet keys, Arguments... arguments) {
+    if constexpr (std::is_reference_v<Result>) {
+      return boxed(op, keys, std::forward<Arguments>(arguments)...);
+    } else {
+      std::optional<Result> result;
+      run_plain_pure_op(op, rule, in_boxes(arguments...), [&](Outputs& outputs) {
+        result.emplace(redispatch(below(keys), std::forward<Arguments>(arguments)...));
+        add_outputs(*result, outputs);
+      });
+      return *std::move(result);
+    }
+  }
+
+  static c10::DispatchKeySet below(c10::DispatchKeySet keys) {
+    return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
+  }
+
+ private:
+  [[gnu::noinline]] static torch::jit::Stack in_boxes(const std::remove_reference_t<Arguments>&... arguments) {
+    torch::jit::Stack stack;
+    stack.reserve(sizeof...(Arguments));
+    torch::jit::push(stack, arguments...);
+    return stack;
+  }
+  template <typename... Others>
+  static Tensor& written(Tensor& first, const Others&... /*unused*/) {
+    return first;
+  }
+};
 
 template <typename Op, typename Signature = typename Op::schema>
 struct UsualOp;
 
 template <typename Op, typename Result, typename... Arguments>
 struct UsualOp<Op, Result(Arguments...)> {
+  using Recorded = RecordedCall<Result(Arguments...)>;
+
   static Result dispatch_op(c10::DispatchKeySet keys, Arguments... arguments) {
     // Ops that the op itself calls are not recorded.
-    c10::impl::ExcludeDispatchKeyGuard unheard(KEY);
+    c10::impl::ExcludeDispatchKeyGuard unrecorded(KEY);
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-    const auto run = [&]() -> Result {
-      const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, KEY);
-      return Op::redispatch(below, std::forward<Arguments>(arguments)...);
-    };
-    static const auto boxed = c10::BoxedKernel::makeFromFunction<&memfit::dispatch_op>();
-    using Boxing = c10::impl::BoxedKernelWrapper<Result(Arguments...)>;
-    if (recording_tape == nullptr && op_handler.load(std::memory_order_relaxed) != nullptr)
-      return Boxing::call(boxed, op, keys, std::forward<Arguments>(arguments)...);
-    if (passes_by(op, arguments...)) return run();
-    if constexpr (std::is_reference_v<Result>) {
-      return Boxing::call(boxed, op, keys, std::forward<Arguments>(arguments)...);
-    } else {
-      auto kept = c10::impl::boxArgs<Arguments...>(static_cast<Arguments>(arguments)...);
-      return recording_tape->run_plain_pure_op(op, op_rules.of(op), std::move(kept), run);
-    }
+    // Threads of autograd may include the key without a tape.
+    if (recording_tape == nullptr && has_op_handler())
+      return Recorded::boxed(op, keys, std::forward<Arguments>(arguments)...);
+    if (recording_tape == nullptr || passes_by(rule_of_this(op), arguments...))
+      return Op::redispatch(Recorded::below(keys), std::forward<Arguments>(arguments)...);
+    return Recorded::record(op, rule_of_this(op), &Op::redispatch, keys, std::forward<Arguments>(arguments)...);
   }
 
  private:
-  // Threads of autograd may include the key without a tape.
-  static bool passes_by(const c10::OperatorHandle& op, const std::remove_reference_t<Arguments>&... arguments) {
-    if (recording_tape == nullptr) return true;
-    thread_local const OpRule& rule = op_rules.of(op);
-    return recording_tape->passes_by(rule, (is_meta(arguments) || ...), !(is_subclass(arguments) || ...),
-                                     written_of(arguments...), requiring_grad(arguments...));
+  // In each thread anew: finding it may take the GIL, whose owner may wait in another thread's initialization.
+  static const OpRule& rule_of_this(const c10::OperatorHandle& op) {
+    thread_local const OpRule& rule = rule_of(op);
+    return rule;
+  }
+  static bool passes_by(const OpRule& rule, const std::remove_reference_t<Arguments>&... arguments) {
+    return memfit::passes_by(rule, (is_meta(arguments) || ...), !(is_subclass(arguments) || ...),
+                             written_of(arguments...), requiring_grad(arguments...));
   }
 
   static bool is_meta(const Tensor& tensor) { return tensor.defined() && tensor.is_meta(); }
@@ -145,15 +214,19 @@ struct UsualOp<Op, Result(Arguments...)> {
   }
 };
 
-template <typename... Ops>
-void register_usual(torch::Library& library) {
-  const auto name_of = [](std::string name, const std::string& overload) {
-    return overload.empty() ? name : name + "." + overload;
-  };
-  (library.impl(name_of(Ops::name, Ops::overload_name).c_str(), TORCH_FN(UsualOp<Ops>::dispatch_op)), ...);
+// The kernel is given as a pointer, not as a template argument, so that torch's wrappers are compiled once per signature.
+[[gnu::noinline]] void register_kernel(torch::Library& library, std::string name, const char* overload,
+                                       torch::CppFunction kernel) {
+  if (*overload != '\0') name.append(".").append(overload);
+  library.impl(name.c_str(), std::move(kernel));
 }
 
-inline void register_usual_ops(torch::Library& library) {
+template <typename... Ops>
+void register_usual(torch::Library& library) {
+  (register_kernel(library, Ops::name, Ops::overload_name, torch::CppFunction(&UsualOp<Ops>::dispatch_op)), ...);
+}
+
+void register_usual_ops(torch::Library& library) {
   namespace ops = at::_ops;
   register_usual<
       ops::_log_softmax, ops::_scaled_dot_product_cudnn_attention, ops::_scaled_dot_product_efficient_attention,
@@ -181,8 +254,16 @@ constexpr const char* USUAL_VIEWS[] = {
     "view",
 };
 
-inline void let_views_through(torch::Library& library) {
+void let_views_through(torch::Library& library) {
   for (const auto* view : USUAL_VIEWS) library.impl(view, torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace memfit
+
+TORCH_LIBRARY_IMPL(_, Fake, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&memfit::dispatch_boxed_op>());
+}
+TORCH_LIBRARY_IMPL(aten, Fake, library) {
+  memfit::register_usual_ops(library);
+  memfit::let_views_through(library);
+}
