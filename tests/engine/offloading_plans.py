@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.engine.plans import dropping_all
 from torch import nn
 
 import memfit
@@ -26,7 +27,7 @@ def plan_with(profile: memfit.ModelProfile, decide: Callable[[str], Decision], w
 
     Values that did not come back in trials are saved: a kernel that nobody hears may write them after they left.
     """
-    plan = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=["*"])
+    plan = dropping_all(profile)
     decisions = {name: decide(name) if before == "recompute" else before for name, before in plan.decisions.items()}
     return replace(plan, decisions=decisions, recorded_modules=("",), hooked_modules=("",), window_bytes=window_bytes)
 

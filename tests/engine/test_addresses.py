@@ -187,7 +187,7 @@ def test_a_block_that_the_last_pass_skipped_drops_its_values_at_once() -> None:
     assert peaks[0] < peaks[1] == peaks[2] == peaks[4] > peaks[3]
 
 
-def test_passes_before_a_backward_pass_are_told_apart_and_accumulated_ones_are_not() -> None:
+def test_each_pass_drops_as_much_as_the_profiled_one() -> None:
     torch.manual_seed(0)
     model, x = Stack(), batch()
     profile = memfit.profile(model, x)
@@ -201,5 +201,4 @@ def test_passes_before_a_backward_pass_are_told_apart_and_accumulated_ones_are_n
     twice = peaks_of_steps(model, x, plan, preference_step)
     again = peaks_of_steps(model, x, plan, lambda: model(x).backward())
     assert one == again == [one[0]] * 3
-    # The second pass, which no profile has, drops as much as the first.
     assert max(twice) < 2 * one[0]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import memfit
 from memfit.runtime.applying.forward_wrapping import Forward, Runner
-from memfit.runtime.engine.native_tape import NativeTape, fast_path_into, new_rounds, new_tape
+from memfit.runtime.engine.native_tape import NativeTape, fast_path_into, new_tape
 from memfit.runtime.engine.planned_modules import PlannedModule
 from memfit.runtime.engine.tape import Tape
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks
@@ -39,7 +39,7 @@ def owner() -> Owner:
 def begun(owner: Owner) -> NativeTape:
     tape = new_tape()
     assert isinstance(tape, NativeTape)
-    tape.begin(owner, new_rounds())
+    tape.begin(owner)
     return tape
 
 
@@ -96,7 +96,7 @@ def after_passes_that_ended_in_no_order(run: Callable[[], object], owner: Owner)
 
 def under_a_tape_in_python(run: Callable[[], object], owner: Owner) -> None:
     tape = Tape()
-    tape.begin(owner, new_rounds())
+    tape.begin(owner)
     run()
     tape.close()
 

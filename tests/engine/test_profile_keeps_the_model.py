@@ -56,7 +56,7 @@ class DropsBranches(nn.Module):
 
     def __init__(self, generator: np.random.Generator | np.random.RandomState) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(6))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Tanh()) for _ in range(6))
         self.generator = generator
 
     def forward(self, x: Tensor) -> Tensor:

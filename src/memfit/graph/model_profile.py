@@ -118,9 +118,9 @@ class RecordedOp:
 class ModuleCall:
     """One call of a module with gradients enabled: the ops from ``begin`` to before ``end`` ran in it.
 
-    ``number`` counts the calls of this module since the last backward pass, ``num_backward`` the backward passes of
-    the step before it. Modules that several paths lead to have no entry: what they run belongs to the module that
-    calls them.
+    A call inside no other is a forward pass: of the model, or of a part that the step calls by itself. ``number``
+    counts the calls of this module in its forward pass, ``num_backward`` the backward passes of the step before it.
+    Modules that several paths lead to have no entry: what they run belongs to the module that calls them.
     """
 
     path: str

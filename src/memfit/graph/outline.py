@@ -1,13 +1,15 @@
 """Where a plan's values are found while a step runs: the op calls of a profiled step and the module calls around them.
 
 The engine counts, in each call of a recorded module, the calls of each op that run with gradients enabled. So a value's
-address does not depend on other modules, on calls without gradients, or on how often the step ran.
+address does not depend on other modules, on calls without gradients, or on how often the step ran. Calls of a module
+are numbered anew in each forward pass, so that alike values of several passes, as in gradient accumulation, share an
+address.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,6 +57,35 @@ class StepOutline:
             num_calls[key, op.op] += 1
         return addresses
 
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The modules with which forward passes begin: the model, or parts of it that the step calls by themselves."""
+        if not self.module_calls:
+            return ("",)
+        return tuple(dict.fromkeys(call.path for call in forward_passes(self.module_calls)))
+
+    def num_calls(self, recorded_modules: Collection[str]) -> dict[tuple[str, int, str], int | None]:
+        """Return how often each op is called in each call of each recorded module, by path, number and op.
+
+        It is None where forward passes differ in it.
+        """
+        num_calls: Counter[tuple[object, str]] = Counter()
+        keys_of: dict[tuple[str, int], set[object]] = {}
+        for call in self.module_calls:
+            if call.path in recorded_modules:
+                keys_of.setdefault((call.path, call.number), set()).add(id(call))
+        for op, (key, around) in zip(self.ops, self._around(recorded_modules), strict=True):
+            if around is not None:
+                num_calls[key, op.op] += 1
+                keys_of.setdefault(around, set()).add(key)
+        ops = {op.op for op in self.ops}
+        counted: dict[tuple[str, int, str], int | None] = {}
+        for around, keys in keys_of.items():
+            for op_name in ops:
+                numbers = {num_calls[key, op_name] for key in keys}
+                counted[*around, op_name] = numbers.pop() if len(numbers) == 1 else None
+        return counted
+
     def _around(self, recorded_modules: Collection[str]) -> Iterator[tuple[object, tuple[str, int] | None]]:
         """Yield for each op which call of which recorded module it runs in, with a key of that very call."""
         if not self.module_calls:
@@ -76,6 +107,15 @@ class StepOutline:
                     open_calls.append(call)
             innermost = open_calls[-1] if open_calls else None
             yield id(innermost), None if innermost is None else (innermost.path, innermost.number)
+
+
+def forward_passes(module_calls: Iterable[ModuleCall]) -> Iterator[ModuleCall]:
+    """Yield those of the calls, given in the order in which they began, that lie in no other."""
+    end = 0
+    for call in module_calls:
+        if call.begin >= end:
+            yield call
+            end = call.end
 
 
 def outline_of(profile: ModelProfile) -> StepOutline:

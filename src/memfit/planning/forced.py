@@ -58,6 +58,8 @@ def _why_saved(step: Step, index: int) -> str | None:
         return f"{op.op} cannot be replayed: {op.replay}"
     if not value.replays_exactly:
         return f"{op.op} did not replay bit-exactly in a trial step"
+    if index in step.passes.values_read_later(step.profile):
+        return "a later forward pass reads it"
     return f"{op.op} shares its storage with values that are written apart"
 
 

@@ -25,6 +25,7 @@ from memfit.planning.offload.offloadable import host_bytes_of, most_offloaded_by
 from memfit.planning.partitions.compiled_plans import frontier_of_compiled, plan_of_compiled
 from memfit.planning.step import Step
 from memfit.planning.step.block_values import BlockValues
+from memfit.planning.step.passes import are_told_apart
 from memfit.validation import whole_number
 
 
@@ -75,7 +76,9 @@ def plan(
     step = known.step
     forced = forced_values(step, force_save, force_recompute)
     if strategy is not None:
-        wanted = (_values_of_chosen_blocks(step, strategy) | forced.recomputed) - forced.saved
+        alike = step.alike
+        wanted = alike.with_others(_values_of_chosen_blocks(step, strategy) | forced.recomputed)
+        wanted -= alike.with_others(forced.saved)
         return plan_recomputing(profile, lambda step: step.recomputed_of(wanted))
     assert budget is not None
     budget_bytes = budget_in_bytes(budget, profile)
@@ -182,6 +185,9 @@ def _plan_of(known: KnownStep, choice: Candidate, budget_bytes: int | None, gap_
     decision_of |= dict.fromkeys(choice.offloading.values, Decision.OFFLOAD)
     step_seconds = profile.step_seconds or 1.0
     chosen = step.recording.modules_for(decision_of.keys())
+    if step.alike and not are_told_apart(profile, step.outline, chosen.recorded_modules, decision_of):
+        # Passes that differ: calls of ops are counted in the smallest modules.
+        chosen = chosen._replace(recorded_modules=step.recording.paths)
     return Plan(
         decisions={profile.values[index].name: decision_of.get(index, Decision.SAVE) for index in step.plannable},
         recorded_modules=chosen.recorded_modules,

@@ -64,7 +64,7 @@ def squares_in_loss() -> Step:
 EXAMPLES = (
     Example("one-op", on_random_matrix(OneOp)),
     Example("nothing-saved", on_random_matrix(NothingSaved)),
-    Example("smooth-fp64", smooth, has_blocks=True),
+    Example("smooth-fp64", smooth),
     Example("twenty-layers", on_random_matrix(twenty_layers)),
     Example("squares-in-loss", squares_in_loss),
 )

@@ -51,6 +51,7 @@ class ModuleScopes:
         self._is_in_forward = False
         self._calls: list[_OpenCall] = []
         self._num_calls: Counter[str] = Counter()
+        self._num_open = 0
         self._num_backward = 0
         self._backward_began = False
         self._hooks_around: object = None
@@ -70,7 +71,7 @@ class ModuleScopes:
         )
 
     def backward_runs(self) -> None:
-        """Note that the backward pass read something: the next forward pass counts calls anew."""
+        """Note that the backward pass read something."""
         self._backward_began = True
 
     @property
@@ -103,6 +104,7 @@ class ModuleScopes:
                     self.recomputed[path] = None
                 self._begin_pass()
             call = self._begin_call(path) if len(paths) == 1 and self._is_recordable() else None
+            self._num_open += call is not None
             self._stack.append(path)
             try:
                 result = forward(*args, **kwargs)
@@ -113,6 +115,7 @@ class ModuleScopes:
                 self._is_in_forward &= len(self._stack) > 1
                 if call is not None:
                     call.end = self.position()
+                    self._num_open -= 1
 
         return run
 
@@ -121,7 +124,6 @@ class ModuleScopes:
         if self._backward_began:
             self._backward_began = False
             self._num_backward += 1
-            self._num_calls.clear()
 
     def _is_recordable(self) -> bool:
         """Return whether the engine records calls here: not without gradients, nor under a checkpoint's hooks."""
@@ -133,6 +135,9 @@ class ModuleScopes:
         )
 
     def _begin_call(self, path: str) -> _OpenCall:
+        if not self._num_open:
+            # A forward pass of the model begins, or of a part that is called by itself.
+            self._num_calls.clear()
         call = _OpenCall(path, self._num_calls[path], self.position(), self._num_backward)
         self._num_calls[path] += 1
         self._calls.append(call)

@@ -25,12 +25,21 @@ class Pool:
 
     def __init__(self, step: Step, *, forced: Set[int] = frozenset(), kept: Set[int] = frozenset()) -> None:
         self.step = step
+        kept = step.alike.with_others(kept)
         self.may_be_recomputed = frozenset(step.may_be_recomputed - kept)
-        self._forced = frozenset(forced - kept)
+        self._forced = step.alike.with_others(forced) - kept
         self._judgements: dict[frozenset[int], Judgement] = {}
 
     def add(self, wanted: Set[int]) -> Candidate:
-        """Simulate what the engine makes of recomputing the ``wanted`` values, unless it is in the pool already."""
+        """Simulate what the engine makes of recomputing the ``wanted`` values, unless it is in the pool already.
+
+        Where only some of the values are wanted that share a decision, none is recomputed, or, in another plan, all.
+        """
+        if self.step.alike:
+            self._add(self.step.alike.with_others(wanted))
+        return self._add(wanted)
+
+    def _add(self, wanted: Set[int]) -> Candidate:
         recomputed = frozenset(self.step.recomputed_of((wanted | self._forced) & self.may_be_recomputed))
         judgement = self._judgements.get(recomputed)
         if judgement is None:

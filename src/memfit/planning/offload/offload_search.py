@@ -59,8 +59,11 @@ def with_offloading(
     offloaded than the host has room for.
     """
 
+    forced, kept = step.alike.with_others(forced), step.alike.with_others(kept)
+
     def judge(wanted: frozenset[int], offloading: Offloading) -> Candidate:
         recomputed = frozenset(step.recomputed_of((wanted | forced) - kept))
+        offloading = offloading._replace(values=step.alike.without_parts(offloading.values))
         return Candidate(recomputed, *judged(step, recomputed, offloading), offloading)
 
     of_blocks = [judge(frozenset(wanted), Offloading(frozenset(), 0)) for wanted in _whole_blocks(step)]

@@ -12,6 +12,7 @@ tenth of hooking a save: so modules that save much else are recorded, too.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memfit.graph.model_profile import HostCosts, ModelProfile, Phase
+from memfit.graph.model_profile import HostCosts, ModelProfile, Phase, RecordedOp
 from memfit.graph.names import path_and_ancestors
 from memfit.planning.step.ragged import Ints, Ragged
 from memfit.planning.step.seconds import Seconds
@@ -69,29 +70,44 @@ class RecordingChoice:
         # paths lead to is called from several places, and would not know from which.
         self._blocks = [block.path for block in profile.blocks]
         ran = list(dict.fromkeys([*num_entries, *self._blocks]))
-        if profile.module_calls:
-            callable_paths = {call.path for call in profile.module_calls}
-            ran = [path for path in ran if path in callable_paths]
-            self._blocks = [path for path in self._blocks if path in callable_paths]
-        self._tree = tree = _ModuleTree(["", *(path for path in ran if path)])
+        callable_paths = {call.path for call in profile.module_calls} or {"", *ran}
+        nearest = (next((path for path in path_and_ancestors(ran_in) if path in callable_paths), "") for ran_in in ran)
+        self._blocks = [path for path in self._blocks if path in callable_paths]
+        self._tree = tree = _ModuleTree(["", *(path for path in dict.fromkeys(nearest) if path)])
         entry_costs = [costs.module_entry * (num_entries.get(path, 1) if path else 1) for path in tree.paths]
+        # A step may call parts of the model by themselves, and never the model.
+        is_model_called = "" in callable_paths
+        if not is_model_called:
+            entry_costs[0] = math.inf
+        self.paths: tuple[str, ...] = tuple(tree.paths if is_model_called else tree.paths[1:])
+        """The modules that can be recorded and in which ops ran, in the order in which they ran."""
 
-        node_of_op = [-1 if op.module is None else tree.nearest(op.module) for op in ops]
+        def node_of(op: RecordedOp) -> int:
+            node = -1 if op.module is None else tree.nearest(op.module)
+            return node if node or is_model_called else -1
+
+        node_of_op = [node_of(op) for op in ops]
         self._node_of_op: Ints = np.array(node_of_op, dtype=np.int64)
         self._op_of_value: Ints = np.array([-1 if v.op_index is None else v.op_index for v in values], dtype=np.int64)
         self._inputs = Ragged([op.inputs for op in ops])
         writing = [op for op in ops if op.phase is Phase.FORWARD and (op.rewrites or op.hidden_writes)]
-        writes = [
-            (tree.nearest(op.module), (*op.rewrites, *op.hidden_writes)) for op in writing if op.module is not None
-        ]
+        writes = [(node_of(op), (*op.rewrites, *op.hidden_writes)) for op in writing if op.module is not None]
         self._written = Ragged([written for _, written in writes])
         self._node_of_write: Ints = np.array([node for node, _ in writes], dtype=np.int64)
         known_saves = [[save.op_index for save in value.saves if save.op_index is not None] for value in values]
         self._saving_ops = Ragged(known_saves)
         self._num_saved_by = np.bincount(self._saving_ops.items, minlength=len(ops))
         # Where it is not known for which op a value was saved, it may be any.
+        anywhere = [0] if is_model_called else [node for node in range(1, len(tree.paths)) if not tree.parents[node]]
         self._saving_nodes = Ragged(
-            [[0 if save.op_index is None else node_of_op[save.op_index] for save in value.saves] for value in values]
+            [
+                [
+                    node
+                    for save in value.saves
+                    for node in (anywhere if save.op_index is None else [node_of_op[save.op_index]])
+                ]
+                for value in values
+            ]
         )
         # After which op values are saved: what an op reads before it runs, what it makes after it.
         self._saved_after = Ragged(

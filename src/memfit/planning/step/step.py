@@ -8,8 +8,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from memfit.graph.model_profile import ModelProfile, Phase, Replay, Save
+from memfit.graph.model_profile import ModelProfile, Phase, RecordedValue, Replay, Save
 from memfit.graph.outline import StepOutline, outline_of
+from memfit.planning.step.passes import AlikeValues, Passes
 from memfit.planning.step.ragged import Ragged
 from memfit.planning.step.recording import RecordingChoice
 from memfit.planning.step.step_time import StepTime
@@ -43,8 +44,10 @@ class Step:
         self.value_bytes = [value.num_bytes for value in values]
         self.value_op = [-1 if value.op_index is None else value.op_index for value in values]
         self.value_storage = [value.storage for value in values]
-        # What the loss saves is kept by autograd, whatever a plan says: the engine records inside the model only.
-        saves = [tuple(save for save in value.saves if self._is_in_model(save)) for value in values]
+        self.passes = Passes(profile)
+        # What the loss or a later forward pass saves is kept by autograd, whatever a plan says: the engine records each
+        # pass of the model by itself.
+        saves = [tuple(save for save in each.saves if self._is_in_pass(save, each)) for each in values]
         self.saves_of_value = saves
         self.last_release_of_value = [max((save.released_after for save in each), default=-1) for each in saves]
         reads = sorted((save.read_before, save.read_place, index) for index, each in enumerate(saves) for save in each)
@@ -71,7 +74,7 @@ class Step:
             self.storage_bytes[storage] = max(self.storage_bytes[storage], self.value_bytes[index])
             self.storage_start[storage] = min(self.storage_start[storage], self.value_op[index])
             natural_end = self.num_ops if value.dies_after is None else max(value.dies_after, self.value_op[index])
-            kept_until = [save.released_after for save in value.saves if not self._is_in_model(save)]
+            kept_until = [save.released_after for save in value.saves if not self._is_in_pass(save, value)]
             self.natural_end_of_storage[storage] = max(self.natural_end_of_storage[storage], natural_end, *kept_until)
         self.resident_bytes = sum(
             num_bytes for num_bytes, start in zip(self.storage_bytes, self.storage_start, strict=True) if start < 0
@@ -80,6 +83,7 @@ class Step:
     def _index_writes(self) -> None:
         """Note which op writes over what, and until when a replay record is kept for what a storage holds."""
         ops, values = self.profile.ops, self.profile.values
+        passes = self.passes
         self.close_time = max((i for i, op in enumerate(ops) if op.module is not None), default=-1)
         self.overwritten_at = [NEVER] * len(values)
         # The value that an op rewrites in place and reads, whose buffer its replay may take over.
@@ -92,8 +96,12 @@ class Step:
             if op.rewrites and op.rewrites[0] in op.inputs:
                 self.rewritten_input_of_op[index] = op.rewrites[0]
         self.content_end_of_value = [
-            min(self.overwritten_at[i], self.natural_end_of_storage[value.storage], self.close_time)
-            for i, value in enumerate(values)
+            min(
+                self.overwritten_at[i],
+                self.natural_end_of_storage[value.storage],
+                passes.ends[passes.of_op[op]] if op >= 0 and passes.of_op[op] >= 0 else self.close_time,
+            )
+            for i, (value, op) in enumerate(zip(values, self.value_op, strict=True))
         ]
 
     def _index_arrays(self) -> None:
@@ -155,7 +163,15 @@ class Step:
     @cached_property
     def may_be_recomputed(self) -> frozenset[int]:
         """The plannable values that the engine can replay bit-exactly, given what they were made from."""
-        return frozenset(index for index in self.plannable if self._may_be_recomputed(index))
+        later = self.passes.values_read_later(self.profile)
+        recordable = (i for i in self.plannable if i not in later and self.passes.of_op[self.value_op[i]] >= 0)
+        return self.alike.without_parts(frozenset(index for index in recordable if self._may_be_recomputed(index)))
+
+    @cached_property
+    def alike(self) -> AlikeValues:
+        """Which values share a decision, wherever the engine records."""
+        paths = self.recording.paths if len(self.passes.ends) > 1 else ()
+        return AlikeValues(self.profile, self.outline, paths)
 
     @cached_property
     def _saved(self) -> frozenset[int]:
@@ -185,8 +201,12 @@ class Step:
         # Of several tensors that one op writes into, the engine makes a replay record for the first.
         return not op.rewrites or index == op.outputs[0]
 
-    def _is_in_model(self, save: Save) -> bool:
-        return save.op_index is None or self.profile.ops[save.op_index].module is not None
+    def _is_in_pass(self, save: Save, value: RecordedValue) -> bool:
+        """Return whether the save happens in the forward pass that made the value; in any, where none did."""
+        of_op = self.passes.of_op
+        if save.op_index is None or of_op[save.op_index] < 0:
+            return save.op_index is None
+        return value.op_index is None or of_op[value.op_index] == of_op[save.op_index]
 
     def droppable_of(self, may_be_recomputed: Set[int]) -> frozenset[int]:
         """Return those of the values that can be replayed where nothing that they are made from is held.
@@ -203,6 +223,8 @@ class Step:
     def recomputed_of(self, wanted: Set[int]) -> set[int]:
         """Return those of the ``wanted`` values that the engine can replay, and that a backward pass may need."""
         recomputed = self.droppable_among(wanted)
+        if self.alike:
+            return self._needed_of_several_passes(recomputed)
         # What autograd does not save is replayed only for the sake of a replay that starts from it. Without one,
         # dropping it frees nothing, and its replay record holds what it was made from: the engine in C++ learns only
         # from its next call that a storage is freed.
@@ -212,9 +234,26 @@ class Step:
                 recomputed.remove(index)
         return recomputed
 
+    def _needed_of_several_passes(self, droppable: set[int]) -> set[int]:
+        """Return ``droppable`` without what no pass needs. What one pass needs is dropped in the others, too."""
+        starts, needed = self._values_made_from, set(droppable & self._saved)
+        size = -1
+        while len(needed) > size:
+            size = len(needed)
+            needed |= droppable & self.alike.with_others(needed)
+            for index in sorted(droppable - needed, reverse=True):
+                if not needed.isdisjoint(starts[index]):
+                    needed.add(index)
+        return needed
+
     def droppable_among(self, wanted: Set[int]) -> set[int]:
         """Return those of the ``wanted`` values that the engine can replay, whether or not anything needs them."""
-        recomputed = wanted & self.may_be_recomputed
+        recomputed: Set[int] = wanted & self.may_be_recomputed
+        while (remaining := self.alike.without_parts(self._without_writes_to_held(recomputed))) != recomputed:
+            recomputed = remaining
+        return set(remaining)
+
+    def _without_writes_to_held(self, recomputed: Set[int]) -> set[int]:
         if all(self.rewritten_input_of_op[self.value_op[index]] < 0 for index in recomputed):
             return set(recomputed)
         kept: set[int] = set()

@@ -24,7 +24,7 @@ from memfit.runtime.applying.plan_switching import PlanSwitch
 from memfit.runtime.checks.pass_check import PassCheck
 from memfit.runtime.chunked_loss.language_model_head import chunk_loss_of
 from memfit.runtime.engine.forward_pass import ForwardPass, UnplannedCalls
-from memfit.runtime.engine.native_tape import fast_path_into, new_rounds, new_tape
+from memfit.runtime.engine.native_tape import fast_path_into, new_tape
 from memfit.runtime.engine.planned_modules import PlannedModule, planned_modules_of
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
 
@@ -142,9 +142,13 @@ def _runners_of(
     """Return the wrapper of the forward of each of the plan's modules, the model's own first."""
     passes = _ForwardPasses(new_tape, check)
     regions = planned_modules_of(plan, model)
-    # Passes of the model are one pass, whether or not its own ops are recorded.
-    runners: dict[str, Runner] = {"": passes.run_model} if regions else {}
-    return runners | {planned.path: passes.runner_in(planned) for planned in regions}
+    if not regions:
+        return {}
+    # A pass of the model is one pass, whether or not its own ops are recorded, and so is one of a part of the model
+    # that the step calls by itself.
+    entries = () if plan.outline is None else plan.outline.entries
+    runners: dict[str, Runner] = {path: passes.run_entry for path in entries if path}
+    return {"": passes.run_model} | runners | {planned.path: passes.runner_in(planned) for planned in regions}
 
 
 class _ForwardPasses:
@@ -154,7 +158,6 @@ class _ForwardPasses:
         self._new_tape = new_tape
         self._check = check
         self._in_thread = threading.local()
-        self._rounds = new_rounds()
 
     @contextmanager
     def _pass(self, report: Callable[[UnplannedCalls | None], None] | None) -> Iterator[ForwardPass]:
@@ -167,7 +170,7 @@ class _ForwardPasses:
             tape.report = report
         is_complete = False
         try:
-            tape.begin(self, self._rounds)
+            tape.begin(self)
             yield tape
             is_complete = True
         finally:
@@ -179,6 +182,18 @@ class _ForwardPasses:
             return forward(*args, **kwargs)
         with self._pass(self._seen(forward, args, kwargs)):
             return forward(*args, **kwargs)
+
+    def run_entry(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a part of the model that may be called by itself, which is then a pass."""
+        if not self._is_pass():
+            return forward(*args, **kwargs)
+        with self._pass(None):
+            return forward(*args, **kwargs)
+
+    def _is_pass(self) -> bool:
+        """Return whether a part of the model that is called now, outside of any pass, begins one."""
+        # Under hooks of others, torch.utils.checkpoint recomputes it.
+        return torch.is_grad_enabled() and not refuses_saved_tensors_hooks() and outer_saved_tensors_hooks() is None
 
     def _seen(
         self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]

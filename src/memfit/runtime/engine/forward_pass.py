@@ -8,24 +8,6 @@ from typing import Any, NamedTuple, Protocol
 from memfit.runtime.engine.planned_modules import PlannedModule
 
 
-class Rounds:
-    """Counts the rounds of a planned model: a round is the passes from one backward pass to the next.
-
-    The calls of a module are numbered anew in each round. `native/values.h` has the same for the engine in C++.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.backward_began = False
-
-    def begin_pass(self) -> int:
-        """Return the round of the forward pass that begins now."""
-        if self.backward_began:
-            self.backward_began = False
-            self.number += 1
-        return self.number
-
-
 class UnplannedCalls(NamedTuple):
     """How often an op ran in a call of a recorded module, where the plan expects another number."""
 
@@ -46,8 +28,8 @@ class ForwardPass(Protocol):
     report: Callable[[UnplannedCalls | None], None] | None
     """Called after a whole pass: with the first calls that are not as planned, or None."""
 
-    def begin(self, owner: object, rounds: Any) -> None:
-        """Make this the pass of ``owner`` in this thread from now on; ``rounds`` are its `Rounds`."""
+    def begin(self, owner: object) -> None:
+        """Make this the pass of ``owner`` in this thread from now on."""
         ...
 
     def run(self, planned: PlannedModule, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from memfit.runtime.applying.forward_wrapping import Runner
 from memfit.runtime.engine.event_log import log_event
-from memfit.runtime.engine.forward_pass import ForwardPass, Rounds, UnplannedCalls
+from memfit.runtime.engine.forward_pass import ForwardPass, UnplannedCalls
 from memfit.runtime.engine.offloading import HostCopies
 from memfit.runtime.engine.planned_modules import PlannedModule
 from memfit.runtime.engine.tape import Tape
@@ -51,12 +51,6 @@ def fuses_on(device: torch.device) -> bool:
     return can_fuse_on(device.type) and native_library.configured_module() is not None
 
 
-def new_rounds() -> Any:
-    """Return the rounds of one planned model, as both engines count them."""
-    native = native_library.configured_module()
-    return Rounds() if native is None else native.Rounds()
-
-
 def engine_name() -> str:
     """Return which engine runs plans here: "C++" or "Python"."""
     return "Python" if native_library.configured_module() is None else "C++"
@@ -70,9 +64,9 @@ class NativeTape:
         self._native = native
         self._pass = native.ForwardPass()
 
-    def begin(self, owner: object, rounds: Any) -> None:
+    def begin(self, owner: object) -> None:
         """Let the recorded modules of ``owner`` be entered by the fast path in this thread."""
-        self._pass.begin(owner, rounds)
+        self._pass.begin(owner)
 
     def run(self, planned: PlannedModule, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as a call of ``planned``."""
@@ -82,7 +76,7 @@ class NativeTape:
         """End the pass, and drop the records of values that outlive it, such as the model's outputs."""
         report, self.report = self.report, None
         unplanned = self._pass.unplanned_calls()
-        self._pass.close(is_complete)
+        self._pass.close()
         if is_complete:
             log_event("pass", "as planned" if unplanned is None else "not as planned")
             if report is not None:

@@ -100,9 +100,9 @@ class PlannedModule:
     """A recorded module, or one with saved-tensor hooks, and the decisions for the ops that run in it.
 
     ``records`` says that the ops inside are recorded, ``hooks_saves`` that saved-tensor hooks are installed inside.
-    ``patterns`` and ``num_calls`` are those of a `CallPlan`, for the module's first call with gradients since the last
-    backward pass; ``later_calls`` has the plans of the calls after it. A call beyond those takes the plan that saves
-    the fewest values. At most ``window_bytes`` of offloaded values are being copied at a time.
+    ``patterns`` and ``num_calls`` are those of a `CallPlan`, for the module's first call with gradients in a forward
+    pass; ``later_calls`` has the plans of the calls after it. A call beyond those takes the plan that saves the fewest
+    values. At most ``window_bytes`` of offloaded values are being copied at a time.
     """
 
     def __init__(
@@ -126,15 +126,6 @@ class PlannedModule:
         self.hooks_saves = hooks_saves
         # The same for the engine in C++, made when it first runs this module.
         self.in_native_form: object = None
-        self._round: int | None = None
-        self._num_calls = 0
-
-    def next_call(self, pass_round: int) -> int:
-        """Return the number of the call that begins now, in a pass of the round ``pass_round``."""
-        if pass_round != self._round:
-            self._round, self._num_calls = pass_round, 0
-        self._num_calls += 1
-        return self._num_calls - 1
 
     def call_plan(self, number: int) -> CallPlan:
         """Return the plan of the module's call of that number."""
@@ -143,6 +134,8 @@ class PlannedModule:
 
 def planned_modules_of(plan: Plan, model: nn.Module) -> list[PlannedModule]:
     """Return the modules that ``plan`` records or puts hooks around."""
+    outline = plan.outline or outline_of_names(plan.decisions)
+    num_calls = outline.num_calls(plan.recorded_modules)
     calls: dict[str, list[_Outputs]] = {path: [] for path in plan.recorded_modules}
     for (module, call, op, number), fates in fates_by_address(plan).items():
         of_module = calls[module]
@@ -153,7 +146,10 @@ def planned_modules_of(plan: Plan, model: nn.Module) -> list[PlannedModule]:
     hooked = set(plan.hooked_modules)
     recording = []
     for path, outputs_of_calls in calls.items():
-        first, *later = [_call_plan(outputs) for outputs in outputs_of_calls] or [CallPlan({})]
+        first, *later = [
+            _call_plan(outputs, {op: num_calls[path, number, op] for op in outputs})
+            for number, outputs in enumerate(outputs_of_calls)
+        ] or [CallPlan({})]
         recording.append(
             PlannedModule(
                 path,
@@ -176,8 +172,8 @@ _Outputs = dict[str, list[dict[int, Fate]]]
 def fates_by_address(plan: Plan) -> dict[Address, dict[int, Fate]]:
     """Return the decision for each output of each op call in the plan's recorded modules.
 
-    Where the profiled step reached one address several times (in passes that each had their backward pass), dropping
-    takes precedence over offloading, and that over saving.
+    Several forward passes of the profiled step may have reached one address. Planned decisions are the same for all of
+    them; otherwise dropping takes precedence over offloading, and that over saving.
     """
     outline = plan.outline or outline_of_names(plan.decisions)
     outputs_of: dict[OpCall, dict[int, Fate]] = {}
@@ -196,9 +192,9 @@ def fates_by_address(plan: Plan) -> dict[Address, dict[int, Fate]]:
 _PRECEDENCE = (Fate.SAVE, Fate.OFFLOAD, Fate.DROP)
 
 
-def _call_plan(outputs: _Outputs) -> CallPlan:
+def _call_plan(outputs: _Outputs, num_calls: Mapping[str, int | None]) -> CallPlan:
     patterns = {op: _simplest([_pattern(each) for each in of_calls]) for op, of_calls in outputs.items()}
-    return CallPlan(patterns, {op: len(of_calls) for op, of_calls in outputs.items()})
+    return CallPlan(patterns, {op: number for op, number in num_calls.items() if number is not None})
 
 
 def _pattern(outputs: Mapping[int, Fate]) -> FatePattern:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
@@ -27,7 +28,7 @@ from memfit.runtime.engine.call_arguments import (
     written_tensors,
 )
 from memfit.runtime.engine.event_log import log_event
-from memfit.runtime.engine.forward_pass import Rounds, UnplannedCalls
+from memfit.runtime.engine.forward_pass import UnplannedCalls
 from memfit.runtime.engine.interception import OpInterceptor
 from memfit.runtime.engine.offloading import HostCopies
 from memfit.runtime.engine.op_rules import OpRule, Treatment, is_random, rule_for
@@ -70,10 +71,10 @@ class Frame:
 
     __slots__ = ("_call", "_num_calls", "_number", "planned")
 
-    def __init__(self, planned: PlannedModule, pass_round: int) -> None:
+    def __init__(self, planned: PlannedModule, number: int) -> None:
         self.planned = planned
-        self._number = planned.next_call(pass_round)
-        self._call = planned.call_plan(self._number)
+        self._number = number
+        self._call = planned.call_plan(number)
         self._num_calls: dict[str, int] = {}
 
     def address_of_next(self, op: str) -> Address:
@@ -117,8 +118,7 @@ class Tape(OpInterceptor):
         self._dropping_notes: list[weakref.ref[StorageNote]] = []
         self._frame: Frame | None = None
         self._unplanned: UnplannedCalls | None = None
-        self._rounds = Rounds()
-        self._round = 0
+        self._num_calls: Counter[PlannedModule] = Counter()
         self._num_records = 0
         self._offloading = HostCopies()
         self._is_recording = False
@@ -127,10 +127,8 @@ class Tape(OpInterceptor):
         self._hooks = (self._pack, self._unpack)
         self._saved_tensor_hooks = torch.autograd.graph.saved_tensors_hooks(*self._hooks)
 
-    def begin(self, owner: object, rounds: Rounds) -> None:
-        """Count module calls by ``rounds``; ``owner`` matters for the fast path of the engine in C++ only."""
-        self._rounds = rounds
-        self._round = rounds.begin_pass()
+    def begin(self, owner: object) -> None:
+        """Do nothing: ``owner`` matters for the fast path of the engine in C++ only."""
 
     def run(self, planned: PlannedModule, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as a call of ``planned``, which may be inside another: record ops, install hooks, or both.
@@ -145,7 +143,8 @@ class Tape(OpInterceptor):
         hooks_saves, records = planned.hooks_saves and not self._has_hooks, planned.records and not self._is_recording
         # A module that only has hooks leaves the decisions to the recorded module around it.
         if planned.records or self._frame is None:
-            self._frame = Frame(planned, self._round)
+            self._frame = Frame(planned, self._num_calls[planned])
+            self._num_calls[planned] += 1
         self._has_hooks |= planned.hooks_saves
         self._is_recording |= planned.records
         try:
@@ -162,9 +161,6 @@ class Tape(OpInterceptor):
     def close(self, *, is_complete: bool = True) -> None:
         """End the pass, and drop the records of values that outlive it, such as the model's outputs."""
         report, self.report = self.report, None
-        if not is_complete:
-            # No backward pass will follow.
-            self._rounds.backward_began = True
         self._offloading.end_forward()
         for reference in self._dropping_notes:
             note = reference()
@@ -403,8 +399,6 @@ class Tape(OpInterceptor):
 
     def _unpack(self, packed: Any) -> Tensor:
         kind = type(packed)
-        if kind is DroppedUse:
-            self._rounds.backward_began = True
         if kind is DroppedUse or kind is HeldTensor:
             return read(packed)
         if kind is _PackedOutside:

@@ -7,6 +7,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/PyInterpreter.h>
 
+#include <unordered_map>
+
 #include "kept_saves.h"
 #include "tape.h"
 
@@ -58,7 +60,6 @@ inline PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
   if (KeptSave::is(object)) return KeptSave::of(object).read();
   if (!PyCapsule_IsValid(object, PACKED)) return Py_NewRef(object);
   const auto& source = *static_cast<Source*>(PyCapsule_GetPointer(object, PACKED));
-  source.value->pass->rounds->backward_began = true;
   try {
     Tensor tensor;
     {
@@ -105,9 +106,7 @@ class ForwardPass {
   ForwardPass(const ForwardPass&) = delete;
 
   // Makes this the pass of ``owner`` in this thread.
-  void begin(const py::object& owner, std::shared_ptr<Rounds> rounds) {
-    round_ = rounds->begin_pass();
-    tape_->state().rounds = std::move(rounds);
+  void begin(const py::object& owner) {
     around_ = under_way;
     under_way = {owner.ptr(), this};
   }
@@ -124,9 +123,7 @@ class ForwardPass {
     return result;
   }
   const std::optional<UnplannedCalls>& unplanned_calls() const { return tape_->unplanned_calls; }
-  void close(bool is_complete) {
-    // A pass that ended with an exception has no backward pass.
-    if (!is_complete) tape_->state().rounds->backward_began = true;
+  void close() {
     leave();
     tape_->close();
     if (!begins_in_) return;
@@ -151,7 +148,7 @@ class ForwardPass {
           installs_hooks_(module->hooks_saves && !pass_.tape_->save_hooks.has_begun()),
           begins_recording_(module->records && !pass_.is_recording_) {
       if (installs_hooks_) pass_.tape_->save_hooks.begin(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
-      if (module->records || around_ == nullptr) pass_.tape_->frame = &frame_.emplace(module, pass_.round_);
+      if (module->records || around_ == nullptr) pass_.tape_->frame = &frame_.emplace(module, pass_.num_calls_[module.get()]++);
       entry_ = SaveHooks::module_call(frame_ ? static_cast<const void*>(&frame_->call) : module.get());
       pass_.tape_->save_hooks.next_call(entry_);
       if (begins_recording_) {
@@ -196,7 +193,7 @@ class ForwardPass {
   py::object pack_hook_;
   py::object unpack_hook_;
   bool is_recording_ = false;
-  size_t round_ = 0;
+  std::unordered_map<const PlannedModule*, size_t> num_calls_;
 };
 
 // Calls a planned module without running Python code of memfit, while a pass of ``owner`` runs in this thread.

@@ -98,13 +98,6 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   using namespace memfit;
   if (!are_python_tensors_as_declared()) throw py::import_error("this torch lays out Python tensors in another way");
   py::class_<PlannedModule, intrusive_ptr<PlannedModule>>(module, "PlannedModule").def(py::init(&planned_module_from));
-  py::class_<Rounds, std::shared_ptr<Rounds>>(module, "Rounds")
-      .def(py::init<>())
-      .def_property(
-          "backward_began", [](const Rounds& rounds) { return rounds.backward_began.load(); },
-          [](Rounds& rounds, bool began) { rounds.backward_began = began; })
-      .def_property_readonly("number", [](const Rounds& rounds) { return rounds.number.load(); })
-      .def("begin_pass", &Rounds::begin_pass);
   py::class_<ForwardPass>(module, "ForwardPass")
       .def(py::init<>())
       .def("begin", &ForwardPass::begin)

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -66,13 +65,7 @@ struct PlannedModule : c10::intrusive_ptr_target {
   size_t beyond = 0;   // the one for all further calls
   LastPass last_pass;  // of the passes that begin in this module
 
-  const CallPlan& next_call(size_t pass_round) {
-    std::lock_guard lock(mutex_);
-    if (pass_round != round_) num_calls_ = 0;
-    round_ = pass_round;
-    const auto number = num_calls_++;
-    return calls[number < calls.size() ? number : beyond];
-  }
+  const CallPlan& call_plan(size_t number) const { return calls[number < calls.size() ? number : beyond]; }
 
   ~PlannedModule() override {
     if (!Py_IsInitialized()) {
@@ -82,11 +75,6 @@ struct PlannedModule : c10::intrusive_ptr_target {
     py::gil_scoped_acquire gil;
     place = py::object();
   }
-
- private:
-  std::mutex mutex_;
-  std::optional<size_t> round_;
-  size_t num_calls_ = 0;
 };
 
 // How often an op ran in a call of a planned module, where the plan expects another number.
@@ -103,8 +91,8 @@ struct Frame {
   const CallPlan& call;
   c10::SmallVector<uint32_t, 16> num_calls;
 
-  Frame(intrusive_ptr<PlannedModule> in, size_t pass_round)
-      : module(std::move(in)), call(module->next_call(pass_round)), num_calls(call.num_slots, 0) {}
+  Frame(intrusive_ptr<PlannedModule> in, size_t number)
+      : module(std::move(in)), call(module->call_plan(number)), num_calls(call.num_slots, 0) {}
 
   const Calls* calls_of(const OpRule& rule) const {
     return rule.number < call.calls.size() ? call.calls[rule.number].get() : nullptr;

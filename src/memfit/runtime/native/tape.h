@@ -55,7 +55,6 @@ class Tape {
   SaveHooks save_hooks;
   std::optional<UnplannedCalls> unplanned_calls;  // the first of this pass
 
-  PassState& state() { return *state_; }
   void dispatch_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
   bool passes_by(const OpRule& rule, bool is_meta, bool is_plain, const Tensor* written, uint64_t requiring_grad);
   void run_plain_pure_op(const c10::OperatorHandle& op, const OpRule& rule, std::vector<IValue> arguments,

@@ -6,7 +6,6 @@
 
 #include <ATen/core/Generator.h>
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -47,24 +46,12 @@ struct StaleValue {
   intrusive_ptr<HeldTensor> held;
 };
 
-// Counts the rounds of a planned model, as `forward_pass.py` does.
-struct Rounds {
-  std::atomic<size_t> number{0};
-  std::atomic<bool> backward_began{false};
-
-  size_t begin_pass() {
-    if (backward_began.exchange(false)) ++number;
-    return number;
-  }
-};
-
 // State that all values and records of one forward pass share.
 struct PassState {
   // Two threads may run backward through one graph at once. The mutex guards ``record`` and ``tensor`` of values, and
   // all of ``offloading``.
   std::recursive_mutex mutex;
   const std::shared_ptr<Offloading> offloading = std::make_shared<Offloading>();
-  std::shared_ptr<Rounds> rounds = std::make_shared<Rounds>();
 };
 
 // The lock of a pass, for callers that may hold the GIL. They must release the GIL while they wait: the owner of the
