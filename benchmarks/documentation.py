@@ -16,8 +16,8 @@ from typing import Any
 import ablation
 import architectures
 import planning
-from frontier_results import load
-from frontier_tables import page_of, predictions, summary
+from frontier_results import GIB, load
+from frontier_tables import compiled_summary, page_of, predictions, summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCS = ROOT / "benchmarks/results", ROOT / "docs"
@@ -30,6 +30,9 @@ def written() -> Mapping[Path, str]:
     parts = {
         "summary": summary(models),
         "predictions": predictions(models),
+        "compiled": compiled_summary(models),
+        "trainer": _trainer(_read("trainer-h200.json")),
+        "budgets on a GPU": _gpu_budgets(_read("gpu-budgets-h200.json")),
         "engine": _engine(_read("engine-h200.json")),
         "planning": _planning_times(planning_results),
     }
@@ -94,6 +97,35 @@ def _planning_times(results: Mapping[str, Any]) -> str:
             f"| plan() of a new profile, CPU | {' | '.join(seconds)} |",
         ]
     )
+
+
+def _trainer(results: Mapping[str, Any]) -> str:
+    plain, *others = results["rows"]
+    lines = ["| method | highest peak of all steps | seconds per step | relative | losses differ by at most |"]
+    lines += ["|---|---:|---:|---:|---:|"]
+    for row in [plain, *others]:
+        distance = max(abs(one - other) for one, other in zip(row["losses"], plain["losses"], strict=True))
+        lines.append(
+            f"| {row['method']} | {max(row['peak_bytes']) / GIB:.1f} GiB | {row['seconds']:.3f} "
+            f"({row['seconds_25']:.3f} to {row['seconds_75']:.3f}) | {row['seconds'] / plain['seconds']:.3f}× | "
+            f"{distance:.1e} |"
+        )
+    return "\n".join([_software(results), "", *lines])
+
+
+def _gpu_budgets(results: Mapping[str, Any]) -> str:
+    lines = ["| model | plain | every block checkpointed | smallest plan | plans | most above its budget |"]
+    lines += ["|---|---:|---:|---:|---:|---:|"]
+    for row in results["rows"]:
+        sizes = (f"{row[key] / GIB:.2f} GiB" for key in ("plain_bytes", "checkpointed_bytes", "smallest_bytes"))
+        most = max(max(plan["peak_bytes"]) / plan["budget_bytes"] - 1 for plan in row["plans"])
+        lines.append(f"| {row['name']} | {' | '.join(sizes)} | {len(row['plans'])} | {most:+.2%} |")
+    return "\n".join([f"{_software(results)} {results['note']}", "", *lines])
+
+
+def _software(results: Mapping[str, Any]) -> str:
+    facts = results["environment"]
+    return f"NVIDIA H200, torch {facts['torch']}, transformers {facts['transformers']}, Python {facts['Python']}."
 
 
 def _lengths(of_gpt: Mapping[str, Any], of_trainer: Mapping[str, Any]) -> str:

@@ -12,8 +12,8 @@ import argparse
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,12 @@ from frontier_results import GIB, PLAIN, PLAIN_AGAIN, REQUIRED_COMPILED_RATIOS, 
 from measuring import Race, machine, print_rows
 
 import memfit
+from memfit.capture.step_arguments import StepArguments
+from memfit.capture.training_step import TrainingStep
+from memfit.profiling import with_compiled_blocks
+from memfit.units import format_bytes
 
-CHUNKED, WITH_HOST = "chunked loss", "the host's memory"
+COMPILED, CHUNKED, WITH_HOST = "compiled", "chunked loss", "the host's memory"
 _RESULTS = Path(__file__).parent / "results/frontier-h200"
 
 
@@ -53,6 +57,7 @@ def run_compiled_plans(name: str, subject: Subject, options: argparse.Namespace,
     for plans in planned.values():
         enter_plans(race, model, plans)
     race.enter(PLAIN_AGAIN, contextlib.nullcontext)
+    _print_peaks(race, planned)
     num_rounds = race.run_rounds(
         options.rounds, steps_per_round=options.steps, fewest_rounds=2, end_by=begin + options.seconds
     )
@@ -66,37 +71,65 @@ def run_compiled_plans(name: str, subject: Subject, options: argparse.Namespace,
     }
 
 
+def _print_peaks(race: Race, planned: Mapping[str, Plans]) -> None:
+    """Print the peaks before the times, which a run that is cut off does not have."""
+    for plans in planned.values():
+        for label, plan in plans.plans.items():
+            predicted = format_bytes(plan.predicted_peak_bytes)
+            print(f"{label}{plans.suffix}: {race.outcome(f'{label}{plans.suffix}')}, {predicted} predicted", flush=True)
+
+
 def _groups(name: str, subject: Subject, options: argparse.Namespace, seconds: dict[str, float]) -> Iterator[_Group]:
     """Yield the groups that are measured for this model, each with its profile."""
 
-    def profiled(label: str, **arguments: bool) -> memfit.ModelProfile:
+    def measured(label: str, take: Callable[[], memfit.ModelProfile]) -> memfit.ModelProfile:
         begin = time.perf_counter()
-        profile = memfit.profile(subject.model, subject.batch, **arguments)
+        profile = take()
         seconds[label] = time.perf_counter() - begin
         print(f"{name}: {label} took {seconds[label]:.1f} s", flush=True)
         return profile
 
+    # As `fit` does: one eager profile, and partitions that are compiled once, for the step with and without chunks.
     required = REQUIRED_COMPILED_RATIOS.get(name, {})
-    profile = profiled("profiling with compiled blocks", compile=True)
-    yield _Group("compiled", profile, 0, options.points)
+    step = TrainingStep(subject.model, StepArguments(subject.batch))
+    plain = measured("profiling in eager", lambda: memfit.profile(subject.model, subject.batch))
+    compiled = measured("profiling with compiled blocks", lambda: with_compiled_blocks(plain, step))
+    if COMPILED not in options.without:
+        yield _Group(COMPILED, compiled, 0, options.points)
     if not isinstance(subject.batch, dict) or "labels" not in subject.batch:
         return
-    chunked = profiled("profiling with compiled blocks and a chunked loss", compile=True, chunk_loss=True)
+    chunked = measured(
+        "profiling with compiled blocks and a chunked loss",
+        lambda: _beside_plain(
+            with_compiled_blocks(plain, step, chunk_loss=True, of_same_blocks=compiled.compiled), compiled
+        ),
+    )
     yield _Group(CHUNKED, chunked, 0, options.points)
     if not required:
         return
     if chunked.link is not None:
-        yield _Group(f"{CHUNKED}, {WITH_HOST}", chunked, "auto", 3)
-    eager = profiled("profiling in eager with a chunked loss", chunk_loss=True)
-    yield _Group(f"eager, {CHUNKED}", eager, 0, 3)
+        yield _Group(f"{CHUNKED}, {WITH_HOST}", chunked, "auto", options.points // 2)
+    if f"eager, {CHUNKED}" not in options.without:
+        eager = measured(
+            "profiling in eager with a chunked loss",
+            lambda: memfit.profile(subject.model, subject.batch, chunk_loss=True),
+        )
+        yield _Group(f"eager, {CHUNKED}", eager, 0, options.points // 2)
+
+
+def _beside_plain(chunked: memfit.ModelProfile, compiled: memfit.ModelProfile) -> memfit.ModelProfile:
+    """Return ``chunked``, with overheads relative to the step whose loss is not chunked."""
+    assert chunked.compiled is not None
+    assert compiled.compiled is not None
+    return replace(chunked, compiled=replace(chunked.compiled, plain_seconds=compiled.compiled.plain_seconds))
 
 
 def _plans(name: str, group: _Group, bytes_before: int, plain_bytes: int, options: argparse.Namespace) -> Plans:
     """Return the plans of a group: at the memory of torch's budgets, at required sizes, and evenly spread."""
     peaks: Mapping[str, int] = {}
-    if group.name == "compiled" and not options.small:
+    if group.name == COMPILED and not options.small:
         peaks = _peaks_of_torch(name, bytes_before, plain_bytes)
-    suffix = "" if group.name == "compiled" else f" ({group.name})"
+    suffix = "" if group.name == COMPILED else f" ({group.name})"
     plans = Plans(group.profile, peaks, host_budget=group.host_budget, suffix=suffix)
     plans.add_at_peaks()
     if not options.small:

@@ -18,6 +18,10 @@
    memory where that was run.
 9. *gradients*: equal to the plain step's, or no farther from them than plain steps are from each other. Where any
    steps differ, all are run with kernels that sum in a fixed order.
+10. *compiled*: plans for compiled blocks are within the time that is required at given sizes
+    (`frontier_results.REQUIRED_COMPILED_RATIOS`), or above it by no more than two runs of the plain step differ. At
+    the memory of each of torch's own budgets they are at least as fast within the spread. None is above its budget,
+    and predicted peaks are within 2 % of the measured ones.
 
 Reported beside them: the smallest feasible budget and full checkpointing's peak, seconds of planning, and the lower
 bound on the overhead of each budget.
@@ -36,6 +40,7 @@ from frontier_results import (
     FULL_CHECKPOINTING,
     GIB,
     OFFLOADING,
+    REQUIRED_COMPILED_RATIOS,
     REQUIRED_RATIOS,
     ModelResult,
     PlanResult,
@@ -110,6 +115,7 @@ def criteria_of(model: ModelResult) -> list[Criterion]:
         _offloading(model),
         _lower_bound(model),
         _gradients(model),
+        _compiled(model),
     ]
 
 
@@ -145,6 +151,52 @@ def _lower_bound(model: ModelResult) -> Criterion:
         return Criterion("lower bound", None, "nothing is required" if not required else "not run")
     summary = [f"{row.ratio:.3f}× at {gib} GiB (required: {required[gib]:g}×)" for gib, row in taken.items()]
     return Criterion("lower bound", all(row.ratio <= required[gib] for gib, row in taken.items()), "; ".join(summary))
+
+
+def _compiled(model: ModelResult) -> Criterion:
+    if not model.compiled_plans:
+        return Criterion("compiled", None, "not run")
+    peaks = {name: _peak(group) for name, group in model.compiled_plans.items()}
+    missed = [f"{name}: {peak.summary}" for name, peak in peaks.items() if not peak.is_met]
+    required = required_compiled(model)
+    missed += [
+        f"{'not measured' if ratio is None else f'{ratio:.3f}×'} at {gib} GiB ({name}; required: {limit:g}×)"
+        for name, gib, limit, ratio in required
+        if ratio is None or ratio > limit + model.compiled_plans[name].time_noise
+    ]
+    beside = beside_torchs_budgets(model)
+    slower = [theirs.method for theirs, _, verdict in beside if verdict not in (Verdict.FASTER, Verdict.AS_FAST)]
+    missed += [f"not as fast as {method}" for method in slower]
+    summary = f"{len(required)} required times; {len(beside) - len(slower)} of {len(beside)} of torch's budgets"
+    return Criterion("compiled", not missed, "; ".join([summary, *missed]))
+
+
+def required_compiled(model: ModelResult) -> list[tuple[str, float, float, float | None]]:
+    """Return the group, GiB of activations, required and measured time of each required plan for compiled blocks."""
+    found = []
+    for name, required in REQUIRED_COMPILED_RATIOS.get(model.name, {}).items():
+        rows = model.compiled_plans[name].rows if name in model.compiled_plans else {}
+        for gib, limit in required.items():
+            row = rows.get(label_at(gib))
+            found.append((name, gib, limit, None if row is None else row.ratio))
+    return found
+
+
+def beside_torchs_budgets(model: ModelResult) -> list[tuple[Row, Row | None, Verdict]]:
+    """Return torch.compile at each of its budgets, memfit's plan at its peak, and how that does.
+
+    The two are of runs of their own, each relative to its own plain step.
+    """
+    group = model.compiled_plans.get("compiled")
+    found = []
+    for method, theirs in model.compiled.items():
+        if group is None or not method.startswith("torch.compile") or not theirs.is_measured:
+            continue
+        ours = group.rows.get(f"memfit at the peak of ({method})")
+        noise = max(group.time_noise, model.time_noise)
+        is_measured = ours is not None and ours.is_measured
+        found.append((theirs, ours, compared(ours, theirs, noise) if is_measured else Verdict.UNREACHED))
+    return found
 
 
 def _selective(model: ModelResult) -> Criterion:

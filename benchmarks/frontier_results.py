@@ -58,8 +58,11 @@ class PlanResult:
 
     @property
     def overhead_bound(self) -> float:
-        """What any plan of that budget must recompute, at the profiled costs of ops: a proven lower bound."""
-        return max(0.0, self.predicted_overhead - self.optimality_gap)
+        """What any plan of that budget must recompute, at the profiled costs of ops: a proven lower bound.
+
+        Compiled steps may be faster than the plain one.
+        """
+        return max(min(0.0, self.predicted_overhead), self.predicted_overhead - self.optimality_gap)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class ModelResult:
 
     ``compiled``, ``captured``, ``strategies`` and ``offloading`` are groups of their own, each with a plain step of its
     own. In ``strategies`` the peers are memfit's layer strategies, in ``offloading`` plans may use the host's memory.
+    ``compiled`` is torch.compile per block; ``compiled_plans`` are memfit's plans for compiled blocks, by group, all
+    relative to one plain step.
     """
 
     name: str
@@ -81,6 +86,7 @@ class ModelResult:
     captured: ModelResult | None
     strategies: ModelResult | None
     offloading: ModelResult | None
+    compiled_plans: Mapping[str, ModelResult]
     facts: Mapping[str, Any]
 
     @property
@@ -197,8 +203,14 @@ def _model(name: str, data: Mapping[str, Any]) -> ModelResult:
         captured=_model(name, data["captured"]) if "captured" in data else None,
         strategies=_model(name, data["strategies"]) if "strategies" in data else None,
         offloading=_model(name, data["offloading"]) if "offloading" in data else None,
+        compiled_plans=_compiled_plans(name, data.get("compiled-plans", {})),
         facts=data,
     )
+
+
+def _compiled_plans(name: str, data: Mapping[str, Any]) -> dict[str, ModelResult]:
+    about = {key: data.get(key) for key in ("machine", "versions", "note", "measured_at", "seconds")}
+    return {group: _model(name, about | results) for group, results in data.get("groups", {}).items()}
 
 
 def _rows(data: Iterable[Mapping[str, Any]]) -> dict[str, Row]:

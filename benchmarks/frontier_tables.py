@@ -10,10 +10,12 @@ from pathlib import Path
 from statistics import median
 
 from frontier_criteria import (
+    beside_torchs_budgets,
     criteria_of,
     half_of_memory,
     overhead_error,
     peak_error,
+    required_compiled,
     smallest_in_words,
     symbol,
     verdict_beside,
@@ -55,6 +57,8 @@ def page_of(model: ModelResult, images: Path | None = None) -> str:
         lines += _group("Captured into CUDA graphs", model.captured)
     if model.compiled:
         lines += ["", "## torch.compile per block", "", *_compiled(model)]
+    if model.compiled_plans:
+        lines += ["", "## Plans for compiled blocks", "", *_compiled_plans(model)]
     return "\n".join([*lines, ""])
 
 
@@ -163,6 +167,52 @@ def _compiled(model: ModelResult) -> list[str]:
     lines += [f"| {row.method} | {_time(row)} | {_gib(row)} |" for row in model.compiled.values()]
     failed = [f"- {row.method}: {row.error}" for row in model.compiled.values() if row.error is not None]
     return [*lines, "", *failed] if failed else lines
+
+
+def _compiled_plans(model: ModelResult) -> list[str]:
+    first = next(iter(model.compiled_plans.values()))
+    lines = [
+        f"{first.machine}. Relative to this run's plain step: {first.plain.median_ms:.0f} ms, "
+        f"{_gib(first.plain)} GiB of activations; run again: {_time(first.rows[PLAIN_AGAIN])}.",
+    ]
+    lines += ["", f"*{first.note}*"] if first.note else []
+    beside = beside_torchs_budgets(model)
+    if beside:
+        lines += ["", "| at the memory of | torch | memfit | activations GiB | memfit is |", "|---|---:|---:|---:|---|"]
+    for theirs, ours, verdict in beside:
+        ours_cells = " | " if ours is None else f"{_time(ours)} | {_gib(ours)}"
+        lines.append(f"| {theirs.method} | {_time(theirs)} | {ours_cells} | {verdict} |")
+    required = required_compiled(model)
+    if required:
+        lines += ["", "| plans | activations GiB | required | measured |", "|---|---:|---:|---:|"]
+    for name, gib, limit, ratio in required:
+        lines.append(f"| {name} | {gib} | {limit:g}× | {'not measured' if ratio is None else f'{ratio:.3f}×'} |")
+    for name, group in model.compiled_plans.items():
+        smallest_bytes = group.smallest_budget_bytes - group.plain.peak_bytes + group.plain.activation_peak_bytes
+        lines += ["", f"**{name}**: smallest plan {smallest_bytes / GIB:.2f} GiB of activations.", ""]
+        lines += _plans(group.plans)
+        lines += ["", *(f"- {label}: {why}" for label, why in group.infeasible.items())] if group.infeasible else []
+    return lines
+
+
+def compiled_summary(models: Sequence[ModelResult]) -> str:
+    """Return the table of the models whose plans for compiled blocks were measured."""
+    lines = ["| model | plans | activations GiB, time | peak: largest error | time: largest error, points |"]
+    lines += ["|---|---|---|---:|---:|"]
+    for model in models:
+        for name, group in model.compiled_plans.items():
+            rows = sorted(group.memfit_rows(), key=lambda row: -row.activation_peak_bytes)
+            points = ", ".join(f"{_gib(row)}: {_time(row)}" for row in rows)
+            plans = [plan for plan in group.plans if plan.measured_overhead is not None]
+            peak = max((abs(peak_error(plan)) for plan in plans), default=0.0)
+            time = max((100 * abs(overhead_error(plan)) for plan in plans), default=0.0)
+            link = f"[{model.name}](results/{model.name}.md)"
+            lines.append(f"| {link} | {name} | {points} | {peak:.2%} | {time:.1f} |")
+    for model in models:
+        for name, group in list(model.compiled_plans.items())[:1]:
+            took = ", ".join(f"{what} took {seconds:.0f} s" for what, seconds in group.facts["seconds"].items())
+            lines += ["", f"{model.name}, {name}: {took}; of these, compiling {group.facts['compile_seconds']:.0f} s."]
+    return "\n".join(lines)
 
 
 def _time(row: Row) -> str:

@@ -99,6 +99,11 @@ class Race:
         assert found is not None
         return found
 
+    def outcome(self, name: str) -> str:
+        """Return the peak of a method in words, or why there is none."""
+        entrant = self._entrants[self._same_as.get(name, name)]
+        return entrant.error or format_bytes(entrant.peak_bytes or 0)
+
     def enter_as(self, name: str, same_as: str) -> None:
         """Let ``name`` have the results of ``same_as``, which does exactly the same."""
         self._same_as[name] = same_as

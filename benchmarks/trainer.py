@@ -10,6 +10,7 @@ whether the losses are those of plain training. With --small, a tiny model train
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import tempfile
@@ -105,9 +106,7 @@ class Row:
     preparing_seconds: float = 0.0
 
 
-def trained(
-    method: str, callbacks: Sequence[TrainerCallback], num_steps: int, *, small: bool, **options: Any
-) -> tuple[Row, Trainer]:
+def trained(method: str, callbacks: Sequence[TrainerCallback], num_steps: int, *, small: bool, **options: Any) -> Row:
     """Train from the same weights on the same data, and return what was measured."""
     torch.manual_seed(0)
     width, layers, length = (64, 3, 64) if small else (1024, 28, 2048)
@@ -121,6 +120,8 @@ def trained(
         vocab_size=256 if small else 32_000,
         use_cache=False,
     )
+    # A trainer refers to itself; the one before would be counted.
+    gc.collect()
     meter = StepMeter()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -148,7 +149,8 @@ def trained(
     low, _, high = quantiles(timed, n=4)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     row = Row(method, meter.peak_bytes, median(timed), low, high, losses, None, wall_seconds - sum(meter.seconds))
-    return row, trainer
+    print(f"{method}: peak {format_bytes(max(row.peak_bytes))}, {row.seconds:.3f} s per step", flush=True)
+    return row
 
 
 def main() -> int:
@@ -159,17 +161,18 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="a tiny model on the CPU")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    rows = [trained("plain", [], options.steps, small=options.small)[0]]
+    rows = [trained("plain", [], options.steps, small=options.small)]
     budget_bytes = max(rows[0].peak_bytes) // 2
-    row, _ = trained("gradient_checkpointing=True", [], options.steps, small=options.small, gradient_checkpointing=True)
-    rows.append(row)
+    rows.append(
+        trained("gradient_checkpointing=True", [], options.steps, small=options.small, gradient_checkpointing=True)
+    )
     if options.small:
         # A tiny model's weights and optimizer take most of the memory.
         budget_bytes = max(rows[0].peak_bytes) * 9 // 10
-    row, _ = trained("MemfitCallback(half)", [MemfitCallback(budget_bytes)], options.steps, small=options.small)
+    row = trained("MemfitCallback(half)", [MemfitCallback(budget_bytes)], options.steps, small=options.small)
     rows.append(Row(**{**asdict(row), "budget_bytes": budget_bytes}))
-    again, _ = trained("plain again", [], options.steps, small=options.small)
-    rows.append(again)
+    _write(options.json, rows)
+    rows.append(trained("plain again", [], options.steps, small=options.small))
     table = Table("method", "peak of all steps", "seconds per step", "relative", "before the first step", "losses")
     for row in rows:
         table.add_row(
@@ -183,10 +186,14 @@ def main() -> int:
     Console(width=140).print(table)
     num_over = sum(peak > budget_bytes for peak in rows[2].peak_bytes)
     print(f"{num_over} of {len(rows[2].peak_bytes)} steps over the budget of {format_bytes(budget_bytes)}")
-    if options.json is not None:
-        facts = environment_facts() | {"transformers": version("transformers")}
-        options.json.write_text(json.dumps({"environment": facts, "rows": [asdict(row) for row in rows]}, indent=1))
+    _write(options.json, rows)
     return 1 if num_over else 0
+
+
+def _write(path: Path | None, rows: Sequence[Row]) -> None:
+    if path is not None:
+        facts = environment_facts() | {"transformers": version("transformers")}
+        path.write_text(json.dumps({"environment": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from frontier_results import ModelResult, load
 
 ROOT = Path(__file__).parents[2]
 # A run that misses a criterion is named here, not left out for a better one.
-KNOWN_TO_BE_MISSED: set[tuple[str, str]] = set()
+KNOWN_TO_BE_MISSED = {("llama-2048", "compiled")}
 _FEWEST_PLANS = 8
 
 
@@ -42,7 +42,7 @@ def test_all_models_are_there_and_what_they_miss_is_known(models: list[ModelResu
     assert sorted(model.name for model in models) == sorted(SUBJECTS)
     missed = {(model.name, each.name) for model in models for each in criteria_of(model) if each.is_met is False}
     assert missed == KNOWN_TO_BE_MISSED
-    judged = {each.name for model in models for each in criteria_of(model) if each.is_met}
+    judged = {each.name for model in models for each in criteria_of(model) if each.is_met is not None}
     assert judged == {each.name for each in criteria_of(models[0])}
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontier_criteria import Criterion, Verdict, compared, criteria_of, verdict_beside
+from frontier_criteria import Criterion, Verdict, compared, criteria_of, required_compiled, verdict_beside
 from frontier_plots import draw
-from frontier_results import GIB, ModelResult, load
+from frontier_results import GIB, ModelResult, label_at, load
 from frontier_results import OFFLOADING as SAVE_ON_CPU
 from frontier_tables import page_of
 from rows import Row
@@ -83,6 +83,7 @@ def test_what_meets_every_mark_is_said_to(tmp_path: Path) -> None:
     assert found.pop("strategies") is None
     assert found.pop("offloading") is None
     assert found.pop("lower bound") is None
+    assert found.pop("compiled") is None
     assert list(found.values()) == [True] * 6
 
 
@@ -136,6 +137,41 @@ def test_times_near_the_floor_are_asked_for_at_given_sizes(tmp_path: Path, ratio
     model = dataclasses.replace(made(tmp_path, row(label, ratio, 20.9)), name="gpt-2048")
     assert criterion(model, "lower bound").is_met is is_met
     assert criterion(model, "lower bound").summary == f"{ratio:.3f}× at 21.0 GiB (required: 1.03×)"
+
+
+@pytest.mark.parametrize(
+    ("ours", "gib", "is_met"), [(0.70, 5.0, True), (0.80, 5.0, False), (0.70, 5.2, False)], ids=str
+)
+def test_plans_for_compiled_blocks_are_judged_at_the_memory_of_torchs_budgets(
+    tmp_path: Path, ours: float, gib: float, is_met: bool
+) -> None:
+    method = "torch.compile at a budget of 0.5"
+    label = f"memfit at the peak of ({method})"
+    planned = row(label, ours, gib)
+    rows = [row("plain", 1.0, 10.0), row("plain again", 1.0, 10.0), planned]
+    budget_bytes = row(method, 0.75, 5.0)["peak_bytes"]
+    group = {"rows": rows, "plans": {label: plan(planned, budget_bytes=budget_bytes)}, "smallest_budget_bytes": 3 * GIB}
+    compiled_plans = {"machine": "another machine", "versions": {}, "groups": {"compiled": group}}
+    compiled = {"rows": [row("plain", 1.0, 10.0), row(method, 0.75, 5.0)]}
+    model = made(tmp_path, compiled=compiled, **{"compiled-plans": compiled_plans})
+    assert criterion(model, "compiled").is_met is is_met
+    verdict = "faster" if ours < 0.75 else "slower"
+    assert f"| {method} | 0.750× | {ours:.3f}× | {gib:.1f} | {verdict} |" in page_of(model)
+
+
+def test_required_times_of_compiled_plans_count_as_missed_where_they_were_not_measured(tmp_path: Path) -> None:
+    groups = {
+        "chunked loss": {
+            "rows": [row("plain", 1.0, 10.0), row("plain again", 1.0, 10.0), row(label_at(12.3), 0.695, 12.3)],
+            "plans": {label_at(12.3): plan(row(label_at(12.3), 0.695, 12.3))},
+        }
+    }
+    compiled_plans = {"machine": "another machine", "versions": {}, "groups": groups}
+    model = dataclasses.replace(made(tmp_path, **{"compiled-plans": compiled_plans}), name="llama-2048")
+    required = required_compiled(model)
+    assert required[0] == ("chunked loss", 12.3, 0.70, 0.695)
+    assert [ratio for _, _, _, ratio in required[1:]] == [None] * 6
+    assert criterion(model, "compiled").is_met is False
 
 
 def test_captured_steps_are_a_group_of_their_own(tmp_path: Path) -> None:
