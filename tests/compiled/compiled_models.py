@@ -73,6 +73,38 @@ class SmallBlocks(nn.Module):
         return x.square().mean()
 
 
+class OutputBlock(nn.Module):
+    """Reads its own output, so that it may save it, and reads its input by a frozen layer, which does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
+        self.made = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.read = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output, and what a layer makes of it."""
+        output = self.made(self.frozen(x))
+        return output, self.read(output)
+
+
+class OutputBlocks(nn.Module):
+    """Blocks that may save their outputs; the mean square of all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(OutputBlock() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the loss."""
+        x, loss = self.into(x), torch.zeros(())
+        for block in self.blocks:
+            x, read = block(x)
+            loss = loss + read.mean()
+        return loss + x.square().mean()
+
+
 class Stem(nn.Module):
     """A wide MLP, whose activations take more memory than several of the small blocks."""
 
@@ -171,6 +203,12 @@ def dropout_model() -> tuple[nn.Module, Tensor]:
     """Return the model and a batch."""
     torch.manual_seed(0)
     return DropoutModel(), torch.randn(512, WIDTH)
+
+
+def outputs_model() -> tuple[nn.Module, Tensor]:
+    """Return the model and a batch."""
+    torch.manual_seed(0)
+    return OutputBlocks(), torch.randn(512, WIDTH)
 
 
 def wide_ends_model() -> tuple[nn.Module, Tensor]:

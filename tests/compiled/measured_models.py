@@ -8,7 +8,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from tests.compiled.compiled_models import WIDTH, dropout_model, experts_model, small_model, wide_ends_model
+from tests.compiled.compiled_models import (
+    WIDTH,
+    dropout_model,
+    experts_model,
+    outputs_model,
+    small_model,
+    wide_ends_model,
+)
 from torch import Tensor, nn
 
 import memfit
@@ -25,6 +32,7 @@ BUILDERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "dropout": dropout_model,
     "experts": experts_model,
     "small": small_model,
+    "outputs": outputs_model,
     "wide ends": wide_ends_model,
 }
 

@@ -95,7 +95,7 @@ def test_partitions_that_fit_only_beside_a_chunked_loss_are_in_its_menu() -> Non
     assert whole is not None
     assert [kind.partitions[0].name for kind in whole.kinds] == ["50.0% of bytes"]
     assert not whole.has_all_partitions
-    with memfit.fit(model, batch, budget="1GiB", compile=True, chunk_loss=True) as fitted:
+    with memfit.fit(model, batch, budget=1_500_000, compile=True, chunk_loss=True) as fitted:
         assert fitted.plan.chunks_loss
         assert fitted.profile.compiled is not None
         assert [kind.partitions[0].name for kind in fitted.profile.compiled.kinds] == [EVERYTHING]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import gc
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,9 @@ def played_peak(profile: CompiledProfile, choice: tuple[int, ...], sent: list[in
     for segment in profile.segments:
         place = segment.block
         is_backward |= segment.kind is SegmentKind.BACKWARD
-        live = segment.base_bytes + sum(each.held_bytes for each in measured_of[: segment.num_held])
+        holding = measured_of[: segment.num_held]
+        live = segment.base_bytes + sum(each.held_bytes for each in holding)
+        live += sum(one.output_bytes for one, after in itertools.pairwise(holding) if not after.keeps_input)
         live -= sum(sent[: segment.num_held])
         if place is None:
             ahead = min(window, sum(sent[: segment.num_held])) if fetched else 0
@@ -56,7 +59,9 @@ def played_peak(profile: CompiledProfile, choice: tuple[int, ...], sent: list[in
             if place <= last + 1:
                 fetched.add(place)
             ahead = min(window, sum(sent[:place])) if fetched else 0
-            peak = max(peak, live + sent[place] + ahead + measured_of[place].backward_bytes)
+            peak = max(
+                peak, live + sent[place] + ahead + measured_of[place].output_bytes + measured_of[place].backward_bytes
+            )
     return peak
 
 

@@ -37,7 +37,11 @@ def drawn_profile(seed: int, num_blocks: int = 5, num_partitions: int = 3) -> Co
                 path,
                 0,
                 tuple(
-                    MeasuredPartition(held_bytes, draw.randint(0, 30), draw.randint(0, 60), each)
+                    MeasuredPartition(
+                        *(held_bytes, draw.randint(0, 30), draw.randint(0, 60), each),
+                        output_bytes=draw.choice((0, 7, 20)),
+                        keeps_input=draw.random() < 0.6,
+                    )
                     for held_bytes, each in zip(held, seconds, strict=True)
                 ),
             )
@@ -57,10 +61,12 @@ def walked_peak(profile: CompiledProfile, choice: tuple[int, ...]) -> int:
     measured = [block.measured[number] for block, number in zip(profile.blocks, choice, strict=True)]
     peak = 0
     for segment in profile.segments:
-        above = sum(each.held_bytes for each in measured[: segment.num_held])
+        holding = measured[: segment.num_held]
+        above = sum(each.held_bytes for each in holding)
+        above += sum(one.output_bytes for one, after in itertools.pairwise(holding) if not after.keeps_input)
         if segment.block is not None:
             own = measured[segment.block]
-            above += own.forward_bytes if segment.kind is SegmentKind.FORWARD else own.backward_bytes
+            above += own.forward_bytes if segment.kind is SegmentKind.FORWARD else own.output_bytes + own.backward_bytes
         peak = max(peak, segment.base_bytes + above)
     return peak
 

@@ -54,8 +54,8 @@ def test_compiled_blocks_are_planned_alike_in_all_ranks(ranks: RanksAtWork, wrap
     assert verification == second["verification"]
     assert verification.gradients_hold
     assert verification.within_budget or wrapper == "FSDP2"
-    # A bucket may be there or not at a border, a parameter gathered or not; these models are hardly larger than that.
+    # On gloo, threads of its own let go of what FSDP2 gathers: peaks of the plain step differ from run to run by as much.
     # `fit` leaves room for what was missed, and plans again.
-    assert abs(verification.peak_miss) < 0.1
+    assert abs(verification.peak_miss) < (0.02 if wrapper == "DDP" else 0.15)
     assert first["has gradients"]
     assert second["has gradients"]

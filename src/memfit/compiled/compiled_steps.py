@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from statistics import median
 
@@ -25,23 +25,18 @@ from memfit.capture.recording.recorded_runs import no_garbage_collection, record
 from memfit.capture.state.bits import same_bits
 from memfit.capture.state.kept_state import KeptState, existed_before
 from memfit.capture.training_step import TrainingStep
+from memfit.compiled.described_trials import Trial, described
 from memfit.compiled.outside_plans import plans_outside
 from memfit.compiled.partition_menus import LEAST, kinds_of, merged_kinds
-from memfit.compiled.step_segments import Border, MemoryBorders, TimeBorders, TimedSegment, memory_meter_on
+from memfit.compiled.step_segments import MemoryBorders, TimeBorders, TimedSegment, memory_meter_on
 from memfit.distributed.wrapped_models import bare_model
 from memfit.graph.compiled_data.compiled_blocks import (
-    CompiledBlock,
     CompiledKind,
     CompiledProfile,
-    MeasuredPartition,
-    OutsideChoice,
     Partition,
-    SegmentKind,
-    StepSegment,
     tolerance_of,
 )
 from memfit.graph.model_profile import ModelProfile
-from memfit.graph.plan import Plan
 from memfit.progress import Progress
 from memfit.runtime.applying.apply import apply
 from memfit.runtime.applying.batch_tensors import tensors_of
@@ -59,30 +54,6 @@ from memfit.verification.gradients import (
 _FEWEST_ROUNDS, _MOST_ROUNDS = 3, 10
 _TIMING_SECONDS = 4.0
 _NO_MEMORY = "the step runs out of memory, even where blocks save as little as possible"
-
-
-@dataclass(slots=True)
-class _Trial:
-    """A step in which every block uses the partition at one place of its kind's menu.
-
-    ``outside`` is a plan for what lies outside blocks, None where all of it is saved.
-    """
-
-    partitions: Mapping[str, Partition]
-    outside: Plan | None = None
-    borders: list[Border] = field(default_factory=list)
-    saved_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    timed: list[list[TimedSegment]] = field(default_factory=list)
-
-    @property
-    def step_seconds(self) -> float:
-        return median(sum(segment.seconds for segment in run) for run in self.timed)
-
-    def pass_seconds(self, paths: Sequence[str]) -> float:
-        """Return the seconds of the passes of the blocks at ``paths``, on average over the blocks."""
-        inside = set(paths)
-        runs = [sum(segment.seconds for segment in run if segment.path in inside) for run in self.timed]
-        return median(runs) / len(paths)
 
 
 def profile_of_compiled_step(
@@ -140,7 +111,7 @@ class _CompiledStep:
         """Return the profile with the partitions of another step's."""
         self._not_compiled = dict(known.not_compiled)
         num_places = max((len(kind.partitions) for kind in known.kinds), default=0)
-        trials = [_Trial(_partitions_at(known.kinds, place)) for place in range(num_places)]
+        trials = [Trial(_partitions_at(known.kinds, place)) for place in range(num_places)]
         self._progress.stage("measuring compiled blocks", num_steps=num_places)
         self._held = self._tensors_from_outside()
         for trial in trials:
@@ -150,17 +121,17 @@ class _CompiledStep:
             self._progress.advance()
         return replace(self._timed_profile(known.kinds, trials), compile_seconds=known.compile_seconds)
 
-    def _timed_profile(self, kinds: tuple[CompiledKind, ...], trials: Sequence[_Trial]) -> CompiledProfile:
+    def _timed_profile(self, kinds: tuple[CompiledKind, ...], trials: Sequence[Trial]) -> CompiledProfile:
         outside = self._outside_trials(kinds, trials)
         plain_seconds = self._time([*trials, *outside])
         if not kinds:
             return CompiledProfile((), (), (), plain_seconds, plain_seconds, not_compiled=self._not_compiled)
-        profile = replace(_described(kinds, trials, plain_seconds, outside), not_compiled=self._not_compiled)
+        profile = replace(described(kinds, trials, plain_seconds, outside), not_compiled=self._not_compiled)
         # All processes plan with what the fullest one measured.
         return self._step.ranks.largest(profile, max(border.peak_bytes for border in trials[0].borders))
 
     @contextmanager
-    def _running(self, trial: _Trial, borders: MemoryBorders | TimeBorders | None = None) -> Iterator[None]:
+    def _running(self, trial: Trial, borders: MemoryBorders | TimeBorders | None = None) -> Iterator[None]:
         """Let the step run as in ``trial`` inside the block."""
         if trial.outside is None:
             with PlannedBlocks(self._model, trial.partitions, borders):
@@ -175,7 +146,7 @@ class _CompiledStep:
         paths = _blocks_of(self._model)
         self._progress.stage("compiling blocks", num_steps=None)
         borders = TimeBorders(self._device)
-        if not self._fits(_Trial(dict.fromkeys(paths, LEAST)), borders):
+        if not self._fits(Trial(dict.fromkeys(paths, LEAST)), borders):
             self._not_compiled = dict.fromkeys(paths, _NO_MEMORY)
             return ()
         borders.close()
@@ -194,13 +165,13 @@ class _CompiledStep:
         )
         return merged_kinds(self._step.ranks.gathered(kinds))
 
-    def _compiled_trials(self, kinds: Sequence[CompiledKind]) -> dict[int, _Trial]:
+    def _compiled_trials(self, kinds: Sequence[CompiledKind]) -> dict[int, Trial]:
         """Return a trial for each place in the menus, compiled, without those for which the device has no memory."""
-        trials: dict[int, _Trial] = {}
+        trials: dict[int, Trial] = {}
         num_places = max((len(kind.partitions) for kind in kinds), default=0)
         self._progress.stage("compiling blocks", num_steps=num_places)
         for place in range(num_places):
-            trial = _Trial(_partitions_at(kinds, place))
+            trial = Trial(_partitions_at(kinds, place))
             if self._fits(trial):
                 trials[place] = trial
             self._progress.advance()
@@ -208,7 +179,7 @@ class _CompiledStep:
             self._not_compiled |= {path: _NO_MEMORY for kind in kinds for path in kind.blocks}
         return trials
 
-    def _fits(self, trial: _Trial, borders: TimeBorders | None = None) -> bool:
+    def _fits(self, trial: Trial, borders: TimeBorders | None = None) -> bool:
         """Run the step as in ``trial``; return whether the device of every process has the memory for it."""
         fits = True
         try:
@@ -219,12 +190,12 @@ class _CompiledStep:
         return all(self._step.ranks.gathered(fits))
 
     def _with_equal_gradients(
-        self, kinds: tuple[CompiledKind, ...], trials: Mapping[int, _Trial]
-    ) -> tuple[tuple[CompiledKind, ...], dict[int, _Trial]]:
+        self, kinds: tuple[CompiledKind, ...], trials: Mapping[int, Trial]
+    ) -> tuple[tuple[CompiledKind, ...], dict[int, Trial]]:
         """Measure the memory of the trials; drop those whose gradients differ from the first one's beyond rounding."""
         self._progress.stage("measuring compiled blocks", num_steps=len(trials))
         self._held = self._tensors_from_outside()
-        kept: dict[int, _Trial] = {}
+        kept: dict[int, Trial] = {}
         reference: Gradients | None = None
         tolerance = tolerance_of(kinds)
         for place, trial in trials.items():
@@ -241,14 +212,14 @@ class _CompiledStep:
         )
         return kinds, dict(enumerate(kept.values()))
 
-    def _outside_trials(self, kinds: Sequence[CompiledKind], trials: Sequence[_Trial]) -> list[_Trial]:
+    def _outside_trials(self, kinds: Sequence[CompiledKind], trials: Sequence[Trial]) -> list[Trial]:
         """Return trials in which blocks hold the least, and the eager engine recomputes values outside blocks."""
         if not trials:
             return []
         least = trials[-1]
         measured = []
         for plan in plans_outside(self._plain, [path for kind in kinds for path in kind.blocks]):
-            trial = _Trial(least.partitions, plan)
+            trial = Trial(least.partitions, plan)
             self._measure(trial)
             is_alike = [(each.kind, each.path) for each in trial.borders] == [
                 (each.kind, each.path) for each in least.borders
@@ -257,7 +228,7 @@ class _CompiledStep:
                 measured.append(trial)
         return measured
 
-    def _compared(self, trial: _Trial, reference: Gradients | None) -> tuple[Gradients, GradientDifference]:
+    def _compared(self, trial: Trial, reference: Gradients | None) -> tuple[Gradients, GradientDifference]:
         """Measure the memory of a trial; return its gradients, or how they differ from a ``reference``."""
         with self._measured(trial):
             if not self._state.consumes_gradients:
@@ -269,22 +240,23 @@ class _CompiledStep:
         return gradients, NO_DIFFERENCE if reference is None else difference_between(reference, gradients)
 
     @contextmanager
-    def _measured(self, trial: _Trial) -> Iterator[None]:
+    def _measured(self, trial: Trial) -> Iterator[None]:
         """Measure the memory of a trial; the gradients of its step are there inside the block."""
         with self._state.kept(), no_garbage_collection(), memory_meter_on(self._device, self._held) as meter:
             borders = MemoryBorders(meter)
             with self._running(trial, borders):
                 self._step.run()
             trial.borders = borders.borders()
-            trial.saved_sizes = borders.saved_sizes
+            trial.saved_sizes, trial.output_bytes = borders.saved_sizes, borders.output_bytes
+            trial.freed_inputs = borders.freed_inputs
             yield
 
-    def _measure(self, trial: _Trial) -> None:
+    def _measure(self, trial: Trial) -> None:
         """Measure the memory of a trial whose gradients are known."""
         with self._measured(trial):
             pass
 
-    def _time(self, trials: Sequence[_Trial]) -> float:
+    def _time(self, trials: Sequence[Trial]) -> float:
         """Time the trials interleaved with the plain step; return the plain step's seconds."""
         plain: list[float] = []
         plain_fits = True
@@ -297,7 +269,7 @@ class _CompiledStep:
                 trial.timed.append(self._timed(trial))
             if plain_fits:
                 try:
-                    plain.append(sum(segment.seconds for segment in self._timed(_Trial({}))))
+                    plain.append(sum(segment.seconds for segment in self._timed(Trial({}))))
                 except torch.OutOfMemoryError:
                     plain_fits = False
             done += 1
@@ -306,7 +278,7 @@ class _CompiledStep:
             num_rounds, plain_fits = self._step.ranks.agreed((num_rounds, plain_fits))
         return median(plain) if plain else 0.0
 
-    def _timed(self, trial: _Trial) -> list[TimedSegment]:
+    def _timed(self, trial: Trial) -> list[TimedSegment]:
         with self._state.kept():
             wait_for(self._device)
             borders = TimeBorders(self._device)
@@ -331,96 +303,3 @@ def _blocks_of(model: nn.Module) -> list[str]:
 def _partitions_at(kinds: Sequence[CompiledKind], place: int) -> dict[str, Partition]:
     """Return the partition at ``place`` of each block's menu; the last one of a menu that is shorter."""
     return {path: kind.partitions[min(place, len(kind.partitions) - 1)] for kind in kinds for path in kind.blocks}
-
-
-def _described(
-    kinds: tuple[CompiledKind, ...], listed: Sequence[_Trial], plain_seconds: float, outside: Sequence[_Trial]
-) -> CompiledProfile:
-    """Return the measured trials as blocks and segments. Those of ``outside`` differ from the last outside blocks."""
-    shape = [(border.kind, border.path) for border in listed[0].borders]
-    order = list(dict.fromkeys(path for kind, path in shape if kind is SegmentKind.FORWARD and path is not None))
-    place_of = {path: place for place, path in enumerate(order)}
-    held = [_held_bytes(trial.borders, order) for trial in listed]
-    least = [min(of_block) for of_block in zip(*held, strict=True)]
-    num_held = _num_held(shape, place_of)
-    base_bytes = [0] * len(shape)
-    for trial, held_bytes in zip(listed, held, strict=True):
-        for place, border in enumerate(trial.borders):
-            above = sum(held_bytes[block] - least[block] for block in range(num_held[place]))
-            is_outside = border.kind is SegmentKind.OUTSIDE
-            own = border.peak_bytes if is_outside else border.live_bytes
-            base_bytes[place] = max(base_bytes[place], own - above)
-    segments = tuple(
-        StepSegment(kind, None if path is None else place_of[path], num_held[place], base_bytes[place])
-        for place, (kind, path) in enumerate(shape)
-    )
-    outside_seconds = min(
-        trial.step_seconds - sum(trial.pass_seconds(kind.blocks) * len(kind.blocks) for kind in kinds)
-        for trial in listed
-    )
-    blocks = []
-    for place, path in enumerate(order):
-        number, kind = next((number, kind) for number, kind in enumerate(kinds) if path in kind.blocks)
-        measured = []
-        for menu_place in range(len(kind.partitions)):
-            trial = listed[menu_place]
-            inside = [border for border in trial.borders if border.path == path]
-            measured.append(
-                MeasuredPartition(
-                    held_bytes=held[menu_place][place] - least[place],
-                    forward_bytes=_most_above(inside, SegmentKind.FORWARD),
-                    backward_bytes=_most_above(inside, SegmentKind.BACKWARD),
-                    seconds=trial.pass_seconds(kind.blocks) + _unexplained(trial, kinds, outside_seconds),
-                    saved_sizes=trial.saved_sizes.get(path, ()),
-                )
-            )
-        blocks.append(CompiledBlock(path, number, tuple(measured)))
-    choices = tuple(_outside_choice(trial, listed[-1], base_bytes, outside_seconds) for trial in outside)
-    return CompiledProfile(kinds, tuple(blocks), segments, outside_seconds, plain_seconds, outside=choices)
-
-
-def _outside_choice(trial: _Trial, least: _Trial, base_bytes: Sequence[int], outside_seconds: float) -> OutsideChoice:
-    """Return what the plan of ``trial`` changes for each segment, beside the same step with all saved outside."""
-    assert trial.outside is not None
-    changed = []
-    for base, border, other in zip(base_bytes, trial.borders, least.borders, strict=True):
-        is_outside = border.kind is SegmentKind.OUTSIDE
-        more = border.peak_bytes - other.peak_bytes if is_outside else border.live_bytes - other.live_bytes
-        changed.append(base + more)
-    seconds = outside_seconds + max(0.0, trial.step_seconds - least.step_seconds)
-    return OutsideChoice(trial.outside.recomputed_names, tuple(changed), seconds)
-
-
-def _unexplained(trial: _Trial, kinds: Sequence[CompiledKind], outside_seconds: float) -> float:
-    """Return, for each block, its share of what the step takes beyond passes and ``outside_seconds``."""
-    paths = list(chain.from_iterable(kind.blocks for kind in kinds))
-    explained = outside_seconds + sum(trial.pass_seconds(kind.blocks) * len(kind.blocks) for kind in kinds)
-    return (trial.step_seconds - explained) / len(paths)
-
-
-def _held_bytes(borders: Sequence[Border], order: Sequence[str]) -> list[int]:
-    """Return, for each block, what more is live when the next block begins, or the first backward pass."""
-    held = []
-    for path in order:
-        begin = next(place for place, border in enumerate(borders) if border.path == path)
-        after = next(border for border in borders[begin + 1 :] if border.kind is not SegmentKind.OUTSIDE)
-        held.append(after.live_bytes - borders[begin].live_bytes)
-    return held
-
-
-def _num_held(shape: Sequence[tuple[SegmentKind, str | None]], place_of: Mapping[str, int]) -> list[int]:
-    """Return how many blocks, the first ones, hold what they saved in each segment.
-
-    Blocks whose passes are not nested in order count as held with all blocks before them.
-    """
-    num_held, counts, is_held = [], 0, [False] * len(place_of)
-    for kind, path in shape:
-        counts = max((place + 1 for place, held in enumerate(is_held) if held), default=0)
-        num_held.append(counts)
-        if path is not None:
-            is_held[place_of[path]] = kind is SegmentKind.FORWARD
-    return num_held
-
-
-def _most_above(borders: Sequence[Border], kind: SegmentKind) -> int:
-    return max((border.peak_bytes - border.live_bytes for border in borders if border.kind is kind), default=0)

@@ -7,7 +7,7 @@ border, the peak between two borders and the seconds between them are measured i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from memfit.capture.measuring.clocks import moments_on
 from memfit.graph.compiled_data.compiled_blocks import SegmentKind
 from memfit.runtime.allocation_meter import AllocationMeter
 from memfit.runtime.compiling.graph_variants import GraphVariants
+from memfit.runtime.compiling.offloaded_saves import NotedSaves
 
 
 class MemoryMeter(Protocol):
@@ -87,7 +88,11 @@ class _Borders:
         self.graphs: dict[str, list[GraphVariants]] = {}
         self.called_again: set[str] = set()
         self.saved_sizes: dict[str, tuple[int, ...]] = {}
+        self.output_bytes: dict[str, int] = {}
+        self.freed_inputs: set[str] = set()
+        self._output_addresses: Set[int] = frozenset()
         self._begun: set[str] = set()
+        self._backward_path: str | None = None
         self._hooks: list[Any] = []
 
     def note(self, kind: SegmentKind, path: str | None) -> None:
@@ -107,18 +112,30 @@ class _Borders:
         self.note(SegmentKind.OUTSIDE, None)
 
         def begin(gradients: object) -> None:
+            self._begun.discard(path)
+            self._backward_path = path
             self.note(SegmentKind.BACKWARD, path)
 
-        def end(*gradients: object) -> None:
-            self._begun.discard(path)
-            self.note(SegmentKind.OUTSIDE, None)
+        def end(gradients: object) -> None:
+            if self._backward_path == path:
+                self._backward_path = None
+                self.note(SegmentKind.OUTSIDE, None)
 
+        # A hook behind the node would keep the gradients that come into it alive while it runs. So its pass is over
+        # when the first node after it begins.
         for node in nodes:
-            self._hooks += [node.register_prehook(begin), node.register_hook(end)]
+            self._hooks.append(node.register_prehook(begin))
+            following = dict.fromkeys(after for after, _ in node.next_functions if after is not None)
+            self._hooks += [after.register_prehook(end) for after in following]
 
-    def saved(self, path: str, sizes: Sequence[int]) -> None:
-        """The block's forward pass saved storages of these bytes."""
-        self.saved_sizes[path] = tuple(sizes)
+    def saved(self, path: str, saves: NotedSaves, input_addresses: Set[int], output_addresses: Set[int]) -> None:
+        """The block's forward pass saved storages, some of its inputs or outputs among them."""
+        self.saved_sizes[path] = saves.sizes
+        self.output_bytes[path] = saves.bytes_at(output_addresses)
+        passed_on = self._output_addresses & input_addresses
+        if passed_on and not saves.bytes_at(passed_on):
+            self.freed_inputs.add(path)
+        self._output_addresses = output_addresses
 
     def failed(self, path: str, reason: str) -> None:
         """The block could not be compiled, and runs in eager."""

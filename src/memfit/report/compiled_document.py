@@ -16,6 +16,7 @@ from memfit.graph.compiled_data.compiled_blocks import (
     MeasuredPartition,
     SegmentKind,
     StepSegment,
+    held_by,
 )
 from memfit.graph.plan import Decision, FrontierPoint
 
@@ -101,15 +102,16 @@ class CompiledStep:
     def _live_bytes(self, choice: Sequence[int], sent: Sequence[int]) -> list[int]:
         blocks = self._profile.blocks
         held = [0]
-        for block, number, num_sent in zip(blocks, choice, sent, strict=True):
-            held.append(held[-1] + block.measured[number].held_bytes - num_sent)
+        chosen = [block.measured[number] for block, number in zip(blocks, choice, strict=True)]
+        for own, num_sent in zip(held_by(chosen), sent, strict=True):
+            held.append(held[-1] + own - num_sent)
         live = []
         for segment in self._profile.segments:
             num_bytes = segment.base_bytes + held[segment.num_held]
             if segment.block is not None:
-                measured = blocks[segment.block].measured[choice[segment.block]]
+                measured = chosen[segment.block]
                 is_forward = segment.kind is SegmentKind.FORWARD
-                num_bytes += measured.forward_bytes if is_forward else measured.backward_bytes
+                num_bytes += measured.forward_bytes if is_forward else measured.output_bytes + measured.backward_bytes
             live.append(num_bytes)
         return live
 

@@ -121,7 +121,10 @@ class MeasuredPartition:
     """What a block takes with one of its partitions.
 
     ``held_bytes`` is live from its forward to its backward pass. ``forward_bytes`` and ``backward_bytes`` are what is
-    live at most during the passes, beyond what is live when they begin. ``seconds`` are those of both passes.
+    live at most during the passes, beyond what is live when they begin. ``output_bytes`` is what the block saves of its
+    own output: live beside ``held_bytes`` in its backward pass, as what reads the output holds it until then.
+    A block that does not save the output of the block before it, without ``keeps_input``, holds that block's
+    ``output_bytes`` as well. ``seconds`` are those of both passes.
     ``saved_sizes`` are the bytes of the saved storages that may be offloaded, the largest first.
     """
 
@@ -130,6 +133,21 @@ class MeasuredPartition:
     backward_bytes: int
     seconds: float
     saved_sizes: tuple[int, ...] = ()
+    output_bytes: int = 0
+    keeps_input: bool = True
+
+    def held_after(self, output_bytes: int) -> int:
+        """Return what is held from this block on, where the block before it saves so much of its output."""
+        return self.held_bytes if self.keeps_input else self.held_bytes + output_bytes
+
+
+def held_by(measured: Iterable[MeasuredPartition]) -> list[int]:
+    """Return the bytes that each block holds, in the order in which they run."""
+    held, output_bytes = [], 0
+    for each in measured:
+        held.append(each.held_after(output_bytes))
+        output_bytes = each.output_bytes
+    return held
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """Which partition each compiled block uses: a dynamic program over the blocks in the order in which they run.
 
-The state before a block is what the blocks before it hold until their backward passes. It decides what is left for the
-block's own passes and for what runs outside blocks, so that each constraint is local::
+The state before a block is what the blocks before it hold until their backward passes, and what the last of them saves
+of its output, which the block may hold as well. It decides what is left for the block's own passes and for what runs
+outside blocks, so that each constraint is local::
 
-    base of the block's forward pass  + held before          + forward bytes of the partition  ≤ budget
-    base of its backward pass         + held with its own    + backward bytes of the partition ≤ budget
-    base of a segment outside blocks  + held by the blocks that hold something there           ≤ budget
+    base of the block's forward pass  + held before          + forward bytes of the partition           ≤ budget
+    base of its backward pass         + held with its own    + output and backward bytes of the partition ≤ budget
+    base of a segment outside blocks  + held by the blocks that hold something there                    ≤ budget
 
-States that hold more and take longer than another are dropped. The result is the fastest mixture of the menu.
+States that hold more and take longer than another with the same output are dropped. The result is the fastest mixture
+of the menu.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from memfit.graph.compiled_data.compiled_blocks import (
     CompiledProfile,
     MeasuredPartition,
     SegmentKind,
+    held_by,
 )
 
 # Blocks of one kind hold equal bytes, so that few sums are different; past so many states, close ones are merged.
@@ -50,20 +53,21 @@ class PartitionMix:
         """Return the fastest choice whose peak is at most ``budget_bytes``, or None where there is none."""
         if self._bases.outside[0] > budget_bytes:
             return None
-        held = np.zeros(1, dtype=np.int64)
+        held, outputs = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         seconds = np.zeros(1)
         steps: list[tuple[np.ndarray, np.ndarray]] = []
         for place, block in enumerate(self._blocks):
-            # What may be held before the block with each entry of its menu.
-            most_held = [budget_bytes - self._peak_at(place, each, 0) for each in block.measured]
-            menu, states = np.nonzero(held <= np.array(most_held)[:, None])
+            after = np.array([held + each.held_bytes + (0 if each.keeps_input else outputs) for each in block.measured])
+            most_before = budget_bytes - np.array([self._above_before(place, each) for each in block.measured])
+            most_after = budget_bytes - np.array([self._above_after(place, each) for each in block.measured])
+            menu, states = np.nonzero((held <= most_before[:, None]) & (after <= most_after[:, None]))
             if not len(states):
                 return None
-            held_by = np.array([each.held_bytes for each in block.measured], dtype=np.int64)
             seconds_of = np.array([each.seconds for each in block.measured])
-            held, seconds = held[states] + held_by[menu], seconds[states] + seconds_of[menu]
-            kept = _undominated(held, seconds)
-            held, seconds = held[kept], seconds[kept]
+            outputs_of = np.array([self._passed_on(place, each) for each in block.measured], dtype=np.int64)
+            held, seconds, outputs = after[menu, states], seconds[states] + seconds_of[menu], outputs_of[menu]
+            kept = _undominated(held, seconds, outputs)
+            held, seconds, outputs = held[kept], seconds[kept], outputs[kept]
             steps.append((states[kept], menu[kept]))
         state = int(np.argmin(seconds))
         choice: list[int] = []
@@ -74,10 +78,11 @@ class PartitionMix:
 
     def peak_bytes(self, choice: Choice) -> int:
         """Return the predicted peak of the step."""
+        measured = [block.measured[number] for block, number in zip(self._blocks, choice, strict=True)]
         held, peak = 0, self._bases.outside[0]
-        for place, (block, number) in enumerate(zip(self._blocks, choice, strict=True)):
-            peak = max(peak, self._peak_at(place, block.measured[number], held))
-            held += block.measured[number].held_bytes
+        for place, (each, own) in enumerate(zip(measured, held_by(measured), strict=True)):
+            peak = max(peak, held + self._above_before(place, each), held + own + self._above_after(place, each))
+            held += own
         return peak
 
     def seconds(self, choice: Choice) -> float:
@@ -100,21 +105,41 @@ class PartitionMix:
         """Whether any choice fits: holding less before a block is never worse after it."""
         if self._bases.outside[0] > budget_bytes:
             return False
-        held = 0
+        # For each output that the next block may hold, the least that is held with it.
+        least = {0: 0}
         for place, block in enumerate(self._blocks):
-            fitting = [each for each in block.measured if self._peak_at(place, each, held) <= budget_bytes]
-            if not fitting:
+            found: dict[int, int] = {}
+            for output_bytes, held in least.items():
+                for each in block.measured:
+                    after = held + each.held_after(output_bytes)
+                    if (
+                        max(held + self._above_before(place, each), after + self._above_after(place, each))
+                        > budget_bytes
+                    ):
+                        continue
+                    passed_on = self._passed_on(place, each)
+                    found[passed_on] = min(after, found.get(passed_on, after))
+            if not found:
                 return False
-            held += min(each.held_bytes for each in fitting)
+            least = found
         return True
 
-    def _peak_at(self, place: int, measured: MeasuredPartition, held: int) -> int:
-        after = held + measured.held_bytes
+    def _above_before(self, place: int, measured: MeasuredPartition) -> int:
+        """Return what is live at most in the block's forward pass, besides what the blocks before it hold."""
+        return self._bases.forward[place] + measured.forward_bytes
+
+    def _above_after(self, place: int, measured: MeasuredPartition) -> int:
+        """Return what is live at most while the block and those before it hold, and none after it, besides that."""
         return max(
-            self._bases.forward[place] + held + measured.forward_bytes,
-            self._bases.backward[place] + after + measured.backward_bytes,
-            self._bases.outside[place + 1] + after,
+            self._bases.backward[place] + measured.output_bytes + measured.backward_bytes,
+            self._bases.outside[place + 1],
         )
+
+    def _passed_on(self, place: int, measured: MeasuredPartition) -> int:
+        """Return what the next block may have to hold of this one's output."""
+        is_last = place + 1 == len(self._blocks)
+        is_kept = is_last or all(each.keeps_input for each in self._blocks[place + 1].measured)
+        return 0 if is_kept else measured.output_bytes
 
 
 def _bases_of(profile: CompiledProfile) -> _Bases:
@@ -130,17 +155,24 @@ def _bases_of(profile: CompiledProfile) -> _Bases:
             # Other blocks run while this one holds what it saved: then its largest partition counts.
             above = profile.blocks[block].measured if block is not None else ()
             is_forward = segment.kind is SegmentKind.FORWARD
-            base += max((each.forward_bytes if is_forward else each.backward_bytes for each in above), default=0)
+            base += max(
+                (each.forward_bytes if is_forward else each.output_bytes + each.backward_bytes for each in above),
+                default=0,
+            )
             outside[segment.num_held] = max(outside[segment.num_held], base)
     return _Bases(tuple(forward), tuple(backward), tuple(outside))
 
 
-def _undominated(held: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Return the places of the states that no other one dominates, the smallest first."""
+def _undominated(held: np.ndarray, seconds: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Return the places of the states that no other one with the same output dominates, the smallest first."""
     order = np.lexsort((seconds, held))
-    fastest = np.minimum.accumulate(seconds[order])
-    is_kept = np.ones(len(order), dtype=bool)
-    is_kept[1:] = seconds[order][1:] < fastest[:-1]
+    is_kept = np.zeros(len(order), dtype=bool)
+    for output_bytes in np.unique(outputs):
+        alike = outputs[order] == output_bytes
+        fastest = np.minimum.accumulate(seconds[order][alike])
+        better = np.ones(len(fastest), dtype=bool)
+        better[1:] = seconds[order][alike][1:] < fastest[:-1]
+        is_kept[alike] = better
     order = order[is_kept]
     if len(order) > _MOST_STATES:
         order = order[np.unique(np.linspace(0, len(order) - 1, _MOST_STATES).astype(np.int64))]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -212,21 +212,42 @@ def _unpack(saved: _Saved | _Kept) -> Tensor:
     return tensor_with(saved.geometry, saved.shared.content()) if isinstance(saved, _Saved) else saved.content()
 
 
+class NotedSaves:
+    """What was saved: ``sizes`` of storages that may leave, the largest first, without those that were noted before."""
+
+    def __init__(self) -> None:
+        self.sizes: tuple[int, ...] = ()
+        self._bytes_at: dict[int, int] = {}
+
+    def note(self, storage: torch.UntypedStorage) -> None:
+        """A tensor of this storage is saved."""
+        self._bytes_at[storage.data_ptr()] = storage.nbytes()
+
+    def end(self, noted_before: set[int]) -> None:
+        """All is saved."""
+        new = [size for address, size in self._bytes_at.items() if address not in noted_before]
+        self.sizes = tuple(sorted(new, reverse=True))
+        noted_before.update(self._bytes_at)
+
+    def bytes_at(self, addresses: Iterable[int]) -> int:
+        """Return the bytes of the saved storages at these addresses."""
+        return sum(self._bytes_at.get(address, 0) for address in addresses)
+
+
 @contextmanager
-def noted_saves(block: nn.Module, noted_before: set[int]) -> Iterator[list[int]]:
-    """Note the bytes of the storages that may leave among what is saved inside the block, the largest first.
+def noted_saves(block: nn.Module, noted_before: set[int]) -> Iterator[NotedSaves]:
+    """Note which storages that may leave are saved inside the block.
 
     ``noted_before`` has the addresses of those that blocks before it saved, which leave with these blocks.
     """
     addresses = {tensor.untyped_storage().data_ptr() for tensor in _tensors_of(block)}
-    sizes: dict[int, int] = {}
-    noted: list[int] = []
+    noted = NotedSaves()
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage() if _may_leave(tensor, addresses) else None
         smallest = _SMALLEST_BYTES if tensor.is_cuda else _SMALLEST_BYTES_ON_CPU
-        if storage is not None and storage.nbytes() >= smallest and storage.data_ptr() not in noted_before:
-            sizes[storage.data_ptr()] = storage.nbytes()
+        if storage is not None and storage.nbytes() >= smallest:
+            noted.note(storage)
         return tensor.detach()
 
     if outer_saved_tensors_hooks() is not None or refuses_saved_tensors_hooks():
@@ -234,8 +255,7 @@ def noted_saves(block: nn.Module, noted_before: set[int]) -> Iterator[list[int]]
         return
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         yield noted
-    noted += sorted(sizes.values(), reverse=True)
-    noted_before.update(sizes)
+    noted.end(noted_before)
 
 
 def _may_leave(tensor: Tensor, addresses: set[int]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -20,7 +20,8 @@ from memfit.runtime.compiling.compiler_internals import (
     own_warnings_ignored,
 )
 from memfit.runtime.compiling.graph_variants import GraphVariants, running, variants_backend
-from memfit.runtime.compiling.offloaded_saves import OffloadedSaves, noted_saves
+from memfit.runtime.compiling.offloaded_saves import NotedSaves, OffloadedSaves, noted_saves
+from memfit.runtime.engine.call_arguments import is_strided, tensors_in
 from memfit.runtime.torch_internals import in_function_transform
 
 
@@ -33,8 +34,8 @@ class BlockObserver(Protocol):
     def forward_ended(self, path: str, graphs: Sequence[GraphVariants], nodes: Sequence[Any]) -> None:
         """The block's forward pass is over. It ran ``graphs``, whose backward passes are autograd's ``nodes``."""
 
-    def saved(self, path: str, sizes: Sequence[int]) -> None:
-        """The block's forward pass saved storages of these bytes, which no block before it saved."""
+    def saved(self, path: str, saves: NotedSaves, input_addresses: Set[int], output_addresses: Set[int]) -> None:
+        """The block's forward pass saved ``saves``. The addresses are those of its inputs' and outputs' storages."""
 
     @property
     def noted_saves(self) -> set[int] | None:
@@ -126,7 +127,7 @@ class _PlannedBlock:
         try:
             # The first call traces and compiles.
             first = nullcontext() if self._has_run else own_warnings_ignored()
-            with running(call), self._seeing_saves(call), first, blocks_as_a_whole():
+            with running(call), self._seeing_saves(call, (args, kwargs)), first, blocks_as_a_whole():
                 result = self._run_compiled(self._user_compiled or forward, args, kwargs)
         except torch.OutOfMemoryError:
             raise
@@ -167,7 +168,7 @@ class _PlannedBlock:
             return another(forward, args, kwargs)
 
     @contextmanager
-    def _seeing_saves(self, call: _Call) -> Iterator[None]:
+    def _seeing_saves(self, call: _Call, inputs: Any) -> Iterator[None]:
         """Offload what the call saves, or note how large it is."""
         if self._saves is not None:
             with self._saves.saving(self._path, self._original) as saves:
@@ -177,9 +178,11 @@ class _PlannedBlock:
                 for node in call.nodes:
                     node.register_prehook(lambda _: forward_pass.fetch_ahead())
         elif self._observer is not None and self._observer.noted_saves is not None:
-            with noted_saves(self._original, self._observer.noted_saves) as sizes:
+            call.outputs = []
+            with noted_saves(self._original, self._observer.noted_saves) as noted:
                 yield
-            self._observer.saved(self._path, sizes)
+            self._observer.saved(self._path, noted, _addresses_of(inputs), _addresses_of(call.outputs))
+            call.outputs = None
         else:
             yield
 
@@ -192,12 +195,20 @@ class _Call:
         self.has_begun = False
         self.graphs: list[GraphVariants] = []
         self.nodes: list[Any] = []
+        # Where somebody asks for them.
+        self.outputs: list[Any] | None = None
 
     def ran(self, graph: GraphVariants, outputs: Sequence[Any]) -> None:
         self.graphs.append(graph)
         node = next((out.grad_fn for out in outputs if isinstance(out, Tensor) and out.grad_fn is not None), None)
         if node is not None:
             self.nodes.append(node)
+        if self.outputs is not None:
+            self.outputs += outputs
+
+
+def _addresses_of(values: Any) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(values) if is_strided(tensor)}
 
 
 def original_of(module: nn.Module) -> nn.Module:
