@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import gc
+import itertools
 from dataclasses import replace
 from pathlib import Path
 

@@ -54,7 +54,7 @@ def test_compiled_blocks_are_planned_alike_in_all_ranks(ranks: RanksAtWork, wrap
     assert verification == second["verification"]
     assert verification.gradients_hold
     assert verification.within_budget or wrapper == "FSDP2"
-    # On gloo, threads of its own let go of what FSDP2 gathers: peaks of the plain step differ from run to run by as much.
+    # On gloo, threads of its own let go of what FSDP2 gathers: peaks of the plain step differ by as much.
     # `fit` leaves room for what was missed, and plans again.
     assert abs(verification.peak_miss) < (0.02 if wrapper == "DDP" else 0.15)
     assert first["has gradients"]
