@@ -116,13 +116,13 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _is_no_file(path: str | os.PathLike[str]) -> bool:
-    # Asked of the path as it is: /dev/stdout leads to a pipe that has no path of its own.
+    # The path is not resolved: /dev/stdout leads to a pipe that has no path of its own.
     return Path(path).exists() and not Path(path).is_file()
 
 
 @contextmanager
 def _part_beside(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Path]]:
-    """Give a path to write at first, and the one it is for, with links followed; what is left at the first goes."""
+    """Give a path to write to first and the final one, with links followed; what remains at the first is deleted."""
     target = Path(path).resolve()
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

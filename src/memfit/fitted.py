@@ -57,7 +57,7 @@ class Fitted(Applied):
                 if not start.can_be_restored():
                     raise
                 message = str(error)
-            # Outside of the handler, because an error under way keeps alive what the failed step had made.
+            # Outside of the handler, because an error that is being handled keeps alive what the failed step had made.
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

@@ -70,7 +70,7 @@ def fit(
     ``verification``; its ``remove()`` ends it.
 
     With ``chunk_loss``, the plan may compute a language model's output projection and cross-entropy in chunks of
-    tokens, so that the logits never exist as a whole: where that is faster at the budget, or the only way to keep it.
+    tokens, so that the logits never exist as a whole: where that is faster at the budget, or needed to keep it.
     Logits are computed when they are read. Sums run in another order, so that gradients are compared within a
     tolerance (``Verification.gradient_tolerance``). Models of transformers need no change; others call their
     ``lm_head``, and `torch.nn.functional.cross_entropy` on what it returns, or `linear_cross_entropy` directly.
@@ -349,7 +349,7 @@ def _profiled(step: TrainingStep, *, chunk_loss: bool = False) -> ModelProfile:
     except MemfitError as error:
         if not isinstance(error.__cause__, torch.OutOfMemoryError):
             raise
-    # Outside of the handler, because an error under way keeps alive what the failed step had made.
+    # Outside of the handler, because an error that is being handled keeps alive what the failed step had made.
     return profile_of_step(step, "fake", chunk_loss=chunk_loss)
 
 

@@ -235,7 +235,7 @@ def test_a_plan_for_another_model_is_refused(plan_file: Path) -> None:
             "plan PROFILE --budget 1MiB --host-budget 1GiB",
             "a CPU's memory is the host's, so there is nowhere",
         ),
-        ("plan PROFILE --strategy full --host-budget 1GiB", "--host-budget goes with --budget"),
+        ("plan PROFILE --strategy full --host-budget 1GiB", "--host-budget needs --budget"),
         ("plan PROFILE --strategy fulll", "'fulll' is not a strategy; write one of none, full, attention"),
         ("plan PROFILE --strategy every-nth:1.5", "'every-nth:1.5' is not a strategy"),
         ("plan PROFILE --strategy selective:2", "checkpoint_ratio must be a number from 0 to 1"),

@@ -108,7 +108,7 @@ def test_a_plan_that_offloads_can_be_shown_beside_a_profile_without_a_link(
     [
         (["--budget", BUDGET, "--host-budget", "lots"], "'lots' is not a size"),
         (["--budget", BUDGET, "--host-budget", "0.5"], "'0.5' is not a size; write a number and a unit"),
-        (["--strategy", "full", "--host-budget", "auto"], "--host-budget goes with --budget; --strategy full"),
+        (["--strategy", "full", "--host-budget", "auto"], "--host-budget needs --budget; --strategy full"),
     ],
 )
 def test_a_wrong_host_budget_is_one_line(profile_file: Path, options: list[str], told: str) -> None:

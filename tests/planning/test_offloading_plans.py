@@ -191,7 +191,7 @@ def test_a_profile_without_a_link_says_what_to_do() -> None:
 
 
 def test_a_strategy_offloads_nothing_and_says_so() -> None:
-    with pytest.raises(InvalidParameterError, match="host_budget='1GiB' goes with a budget"):
+    with pytest.raises(InvalidParameterError, match="host_budget='1GiB' needs a budget"):
         plan(profile_of("gpt"), strategy=Full(), host_budget="1GiB")
     assert not plan(profile_of("gpt"), strategy=Full(), host_budget=0).host_bytes
 

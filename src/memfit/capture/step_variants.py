@@ -49,7 +49,7 @@ class Variants(NamedTuple):
         """Return the values that plans must save: those that other runs have not, or not under the same address.
 
         That is what a module's op makes that runs more often in some runs than in others, since its calls cannot be
-        told apart by counting, and what leaves blocks that are skipped in some.
+        matched by counting, and what leaves blocks that are skipped in some.
         """
         if self.chosen is None:
             return set()

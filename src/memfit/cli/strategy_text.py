@@ -38,7 +38,7 @@ _WITH_NUMBER = {
     "selective": _Written("RATIO", lambda text: Selective(float(Fraction(text)))),
 }
 WRITTEN_STRATEGIES = (*_PLAIN, *(f"{name}:{written.placeholder}" for name, written in _WITH_NUMBER.items()))
-"""All ways to write a strategy, for help texts and errors."""
+"""All forms of a strategy, for help texts and errors."""
 
 
 def parse_strategy(text: str) -> LayerStrategy:

@@ -26,7 +26,7 @@ from memfit.units import format_bytes
 from memfit.verification.comparing import CHECKPOINTED, PLAIN, measure_methods
 from memfit.verification.methods import Method, checkpointed, plain, planned
 
-# Budgets lie at these shares of the way from the smallest peak to the plain one.
+# Budgets lie at these shares of the distance from the smallest peak to the plain one.
 _BUDGET_SHARES = (0.66, 0.33, 0.05)
 _NUM_POINTS = 32
 _MIB = 2**20

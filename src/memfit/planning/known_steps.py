@@ -1,8 +1,8 @@
 """What was found for a profile, kept for as long as the profile lives: its step, simulations, explorations.
 
-A profile is known by identity: its hash would go over every op. So that nothing here keeps the profile alive, its step
-looks at a shallow twin of it; when the profile goes, a finalizer forgets the rest. Several threads may ask at once: one
-explores, the others wait for what it finds.
+Profiles are compared by identity, since hashing one would read every op. The step refers to a shallow copy, so that
+nothing here keeps the profile alive; when the profile is freed, a finalizer removes its entries. Where several threads
+need one profile at the same time, one explores and the others wait for the result.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def plan(
 
     ``budget`` bounds the peak of the whole step, parameters included: an int of bytes, a text such as "20GiB", a float
     in (0, 1] of the device's memory, or "auto". The plan is the fastest one found that keeps it, and its
-    ``optimality_gap`` tells how far from the fastest possible it can be; ``InfeasibleBudgetError`` names the smallest
+    ``optimality_gap`` bounds how far from the fastest possible it is; ``InfeasibleBudgetError`` names the smallest
     budget where there is none. Where the plain step fits, nothing is recomputed. A smaller budget never gets a faster
     or a larger plan.
 
@@ -69,7 +69,7 @@ def plan(
         return plan_of_compiled(profile, budget_in_bytes(budget, profile), host_budget_in_bytes(host_budget, profile))
     if strategy is not None and checked_host_budget(host_budget) != 0:
         raise InvalidParameterError(
-            f"host_budget={host_budget!r} goes with a budget; layer strategies recompute, and offload nothing. Leave "
+            f"host_budget={host_budget!r} needs a budget; layer strategies recompute, and offload nothing. Leave "
             "it out, or give budget instead of strategy"
         )
     known = known_step(profile)

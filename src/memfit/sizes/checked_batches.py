@@ -71,8 +71,8 @@ def _refuse_other_forms(given: Sequence[StepArguments], tensors: Sequence[list[t
             if numbers.get(name, number) != number:
                 raise InvalidParameterError(
                     "batches must differ in nothing but the sizes of their tensors, and the number at "
-                    f"{name_in_words(name)} is {numbers[name]} in one and {number} in another: memfit cannot tell what "
-                    "it is for other sizes"
+                    f"{name_in_words(name)} is {numbers[name]} in one and {number} in another: memfit cannot derive "
+                    "it for other sizes"
                 )
 
 

@@ -138,7 +138,7 @@ class SizeSearch:
         except MemfitError as error:
             if not isinstance(error.__cause__, torch.OutOfMemoryError):
                 raise
-        # Outside of the handler, because an error under way keeps alive what the failed step had made.
+        # Outside of the handler, because an error that is being handled keeps alive what the failed step had made.
         return self._profiled(size, "fake")
 
     def _row(self, size: int) -> TunedSize:

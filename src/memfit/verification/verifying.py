@@ -58,7 +58,7 @@ def verify_step(step: TrainingStep, plan: Plan, progress: Progress | None = None
     """Verify ``plan`` on ``step``."""
     shown = Quiet() if progress is None else progress
     with plans_set_aside(step.model):
-        # Outside of the handlers, because an error under way keeps alive what the failed step had made.
+        # Outside of the handlers, because an error that is being handled keeps alive what the failed step had made.
         with suppress(torch.OutOfMemoryError):
             return _reduced(step, _compared(step, plan, shown))
         # Then the plan is the only way to run this model here, and it is still worth knowing that it does.

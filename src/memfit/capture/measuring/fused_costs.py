@@ -1,8 +1,9 @@
 """What ops take when they are replayed in one kernel with their neighbours: the bytes that the kernel moves for them.
 
 A plan decides op by op, so each has a share of its own. What only such ops read, and autograd does not save, is neither
-written nor read again: nobody asks for it but the kernel itself. All else is counted, also what one of these ops makes
-and the next one reads in the same kernel, as the plan may well keep it. So kernels take a little less than told here.
+written nor read again: only the kernel itself uses it. All else is counted, also what one of these ops makes
+and the next one reads in the same kernel, as the plan may well keep it. So kernels take a little less than is
+predicted here.
 """
 
 from __future__ import annotations

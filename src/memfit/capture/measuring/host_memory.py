@@ -1,4 +1,4 @@
-"""How much of the host's memory is free to this process. Reads what the system tells; no torch."""
+"""How much of the host's memory is free to this process. Reads files of the operating system; no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:
-    """Return how much memory this process could still take; 0 where the system does not tell.
+    """Return how much memory this process could still take; 0 where the system does not report it.
 
     ``root`` is where the files of the system lie. Files that are cached count as free, because they make room when
     memory is asked for. A container may have less than its host.

@@ -1,9 +1,9 @@
-"""Measures the way between the device and the host's memory, which offloaded values take twice.
+"""Measures the link between the device and the host's memory, over which offloaded values are copied twice.
 
-Copies go through pinned memory, as the engine's do, and one way at a time: the engine waits for all that leaves before
-the forward pass ends, and fetches nothing before the backward pass. They are timed beside ops that are bound by the
-device's memory, and those beside them, for each takes something of the other's bandwidth; and alone. In a training step
-they are beside both such ops and others, so that what counts is the middle between the two.
+Copies go through pinned memory, as the engine's do, and in one direction at a time: the engine waits for all copies
+to the host before the forward pass ends, and fetches nothing before the backward pass. They are timed while ops run
+that are bound by the device's memory, and alone; so are those ops, since each takes bandwidth of the other. In a
+training step, copies overlap with such ops and with others, so that the mean of the two times counts.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class CopySeconds(NamedTuple):
 
 
 def measured_link(device: torch.device) -> Link | None:
-    """Return what the way from ``device`` to the host's memory and back takes, and how much memory is free there.
+    """Return how long copies from ``device`` to the host's memory and back take, and how much memory is free there.
 
     None where the device is not a CUDA device, or has no room for 384 MiB, or the host does not let 128 MiB be pinned:
-    a profile is worth having without. torch keeps what it has pinned for the next who asks.
+    a profile is useful without it. torch keeps pinned memory for later use.
     """
     if device.type != "cuda":
         return None
@@ -69,13 +69,13 @@ def measured_link(device: torch.device) -> Link | None:
 
 
 def link_of(out: CopySeconds, back: CopySeconds, host_free_bytes: int) -> Link | None:
-    """Return the link on which copies take so long; None where that tells nothing.
+    """Return the link on which copies take so long; None where the times do not determine it.
 
     A copy takes the same time for itself however large it is: what large ones take beyond small ones is their bytes'.
     """
     if not (0 < out.small < out.large and 0 < back.small < back.large):
         return None
-    out_rate, back_rate = ((_LARGE_BYTES - _SMALL_BYTES) / (way.large - way.small) for way in (out, back))
+    out_rate, back_rate = ((_LARGE_BYTES - _SMALL_BYTES) / (copy.large - copy.small) for copy in (out, back))
     return Link(
         out_rate,
         back_rate,
@@ -87,7 +87,7 @@ def link_of(out: CopySeconds, back: CopySeconds, host_free_bytes: int) -> Link |
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """Copies one way, on a stream of their own."""
+    """Copies in one direction, on a stream of their own."""
 
     target: Tensor
     source: Tensor
@@ -124,15 +124,15 @@ class _Computing:
 def _seconds_of_copies(lane: _Lane, computing: _Computing) -> CopySeconds:
     """Return how long copies of both sizes take, and what they take of the computing beside them."""
     sizes = (_LARGE_BYTES, _SMALL_BYTES)
-    copies: dict[tuple[int, bool], list[float]] = {way: [] for way in product(sizes, (True, False))}
+    copies: dict[tuple[int, bool], list[float]] = {case: [] for case in product(sizes, (True, False))}
     alone, beside = [], []
     # The first round warms up.
     for number in range(_NUM_ROUNDS + 1):
-        seconds = {way: _seconds(lane, way[0], computing if way[1] else None) for way in copies}
+        seconds = {case: _seconds(lane, case[0], computing if case[1] else None) for case in copies}
         without = _seconds(None, 0, computing).computing
         if number:
-            for way, taken in seconds.items():
-                copies[way].append(taken.copy)
+            for case, taken in seconds.items():
+                copies[case].append(taken.copy)
             alone.append(without)
             beside.append(seconds[_LARGE_BYTES, True].computing)
     large, small = ((median(copies[size, True]) + median(copies[size, False])) / 2 for size in sizes)

@@ -32,10 +32,10 @@ class Cost(NamedTuple):
 class OpMeter(OpInterceptor):
     """Measures the ops of a step while it runs, on the tensors that they come with.
 
-    Each kind of op is tried several times when it first comes by, before it runs for good; the results of trials are
-    dropped at once, so that the step needs no more memory than without. Ops that write or draw random numbers run once,
-    as ever, and their own runs are timed. Once ``timing_seconds`` are spent, nothing more is timed. What ops hold for
-    themselves is seen in their own runs, in every one of them: it decides whether a budget is kept.
+    Each kind of op is tried several times before it first runs in the step; the results of trials are freed
+    immediately, so that the step needs no more memory than without. Ops that write or draw random numbers run once, as
+    in any step, and these runs are timed. Once ``timing_seconds`` are spent, nothing more is timed. Workspaces are
+    measured in every run of the step's own, because they decide whether a budget is kept.
     """
 
     def __init__(self, clock: Clock, timing_seconds: float) -> None:

@@ -33,7 +33,7 @@ class Roofline:
 
     @staticmethod
     def of_measured(measured: Iterable[tuple[OpFacts, float]]) -> Roofline | None:
-        """Return the rates that measured ops reached on the whole, or None where no op tells of the memory's."""
+        """Return the rates that measured ops reached on the whole, or None where none determines the memory's."""
         flops: dict[torch.dtype | None, float] = defaultdict(float)
         flop_seconds: dict[torch.dtype | None, float] = defaultdict(float)
         moved_bytes, byte_seconds, fast_path = 0, 0.0, float("inf")

@@ -1,4 +1,4 @@
-"""What tells of an end: marks that die with a storage, and handles that die when autograd lets go of a save."""
+"""Reports when storages are freed, by marks on them, and when autograd releases a save, by handles in its place."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from memfit.runtime.torch_internals import num_references
 
 
 class LifetimeWatcher(Protocol):
-    """Hears of ends as they happen."""
+    """Is called when a lifetime ends."""
 
     def storage_died(self, number: int) -> None:
         """Note that a storage is gone."""
         ...
 
     def save_released(self, number: int) -> None:
-        """Note that autograd let go of a save."""
+        """Note that autograd released a save."""
         ...
 
 
 class StorageMark:
-    """Attached to a storage: which one it is, and the value that it holds now. Tells when the storage dies."""
+    """Attached to a storage: which one it is, and the value that it holds now. Reports when the storage is freed."""
 
     __slots__ = ("storage", "value", "watcher")
 
@@ -37,7 +37,7 @@ class StorageMark:
 
 
 class SaveHandle:
-    """What autograd holds in the place of a saved tensor. Tells when it is released."""
+    """What autograd holds in the place of a saved tensor. Reports when it is released."""
 
     __slots__ = ("number", "tensor", "watcher")
 

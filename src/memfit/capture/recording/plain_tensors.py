@@ -1,4 +1,4 @@
-"""Tells tensors that have a storage of their own from subclasses that wrap others."""
+"""Distinguishes tensors that have a storage of their own from subclasses that wrap others."""
 
 from __future__ import annotations
 

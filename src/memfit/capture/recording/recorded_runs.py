@@ -37,7 +37,7 @@ def record_step(step: TrainingStep, device: torch.device, is_outside: IsOutside)
 
 
 class LeftBehind(NamedTuple):
-    """What a forward pass leaves allocated until the next step is under way, such as an older autograd graph.
+    """What a forward pass leaves allocated until the next step has begun, such as an older autograd graph.
 
     ``values`` are those that no backward pass lets go of: a dropped one would keep what it is replayed from as long.
     """
@@ -47,7 +47,7 @@ class LeftBehind(NamedTuple):
 
 
 def left_behind(step: TrainingStep, state: KeptState, device: torch.device, recording: Recording) -> LeftBehind:
-    """Return what the recorded step leaves behind, from two steps in a row where it leaves anything.
+    """Return what the recorded step leaves behind, from two consecutive steps where it leaves anything.
 
     What stays for good, such as a cache, is not part of it.
     """

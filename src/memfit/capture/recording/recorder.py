@@ -371,7 +371,7 @@ def _new_contents(result: Any, written: list[Tensor]) -> Sequence[Any]:
 
 
 def _statistics_written(rule: OpRule, args: Any) -> list[Tensor]:
-    """Return the running statistics that a batch norm updates, which no schema and no version tells of."""
+    """Return the running statistics that a batch norm updates, which neither schemas nor versions show."""
     if rule.batch_norm_arguments is None:
         return []
     mean, variance, training = rule.batch_norm_arguments

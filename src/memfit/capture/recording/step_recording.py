@@ -34,7 +34,7 @@ class SeenSave:
 
 
 class FusedFacts(NamedTuple):
-    """What tells how long an op takes that is replayed in one kernel with its neighbours: the bytes that it moves.
+    """What determines the time of an op that is replayed in one kernel with its neighbours: the bytes that it moves.
 
     ``reads`` has the value behind each tensor that it reads, None where it has none. ``gains_alone`` says that a kernel
     is faster than torch's own even for this op by itself.
@@ -47,7 +47,7 @@ class FusedFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """What tells how long an op takes: its signature (equal ones take the same time), its work and its precision.
+    """What determines the time of an op: its signature (equal ones take the same time), its work and its precision.
 
     ``is_answer`` says that the host waits for what it returns. ``fused`` is there where it may be replayed in one
     kernel with others.

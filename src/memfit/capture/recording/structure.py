@@ -1,4 +1,4 @@
-"""Which ops run in which modules in one run of a step, by which runs of different structure are told apart."""
+"""Which ops run in which modules in one run of a step, by which runs of different structure are distinguished."""
 
 from __future__ import annotations
 

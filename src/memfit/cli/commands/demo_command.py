@@ -136,4 +136,4 @@ def _training_in_words(found: Demonstration) -> str:
         compared = "and the smallest plan gives the same loss at every step, to the last bit"
     else:
         compared = f"and {found.planned_losses[-1]:.3f} with the smallest plan"
-    return f"Trained for {num_steps} steps on generated text, the loss goes from {start:.2f} to {end:.2f}, {compared}."
+    return f"Trained for {num_steps} steps on generated text, the loss falls from {start:.2f} to {end:.2f}, {compared}."

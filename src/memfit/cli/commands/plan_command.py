@@ -76,12 +76,12 @@ def plan(
         raise InvalidParameterError(f"give exactly one of --strategy and --budget; got {given}")
     if strategy is not None and host_budget is not None:
         raise InvalidParameterError(
-            f"--host-budget goes with --budget; --strategy {strategy} recomputes whole blocks and offloads nothing"
+            f"--host-budget needs --budget; --strategy {strategy} recomputes whole blocks and offloads nothing"
         )
     wish = _Wish(strategy, budget, host_budget, force_save or [], force_recompute or [])
     document = read_document(file)
     check_outputs(output, inputs=[file])
-    # The one place that tells the formats apart.
+    # The one place that distinguishes the formats.
     planner_of_format = {LAYERS_FORMAT: _plan_layers, _PROFILE_FORMAT: _plan_profile}
     planner_of_format[kind_of(document, file, planner_of_format)](document, file, wish, output, as_json)
 

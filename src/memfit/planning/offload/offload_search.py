@@ -74,8 +74,8 @@ def with_offloading(
     return tuple(pareto_optimal([*best, *slack_used_at_budgets(step, judge, best)]))
 
 
-class _Way(NamedTuple):
-    """How to send: from which plan, with what window, whether it may have to wait, and values of what size."""
+class _Order(NamedTuple):
+    """An order of values to send: from which plan, with what window, whether it may have to wait, and which sizes."""
 
     start: int
     window_bytes: int
@@ -84,7 +84,7 @@ class _Way(NamedTuple):
 
 
 class _Search:
-    """The two rounds over one step. ``found`` has every plan that was judged, with the way that led to it."""
+    """The two rounds over one step. ``found`` has every plan that was judged, with the order that led to it."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class _Search:
         judge: Callable[[frozenset[int], Offloading], Candidate],
     ) -> None:
         assert step.profile.link is not None
-        self.found: dict[Candidate, _Way] = {}
+        self.found: dict[Candidate, _Order] = {}
         self._step, self._host_budget_bytes = step, host_budget_bytes
         self._link, self._computed_at = with_reserve(step.profile.link), list(accumulate(step.op_seconds))
         self._eligible = [value for value in may_be_offloaded(step) if value not in kept]
@@ -110,7 +110,7 @@ class _Search:
         # Each is computed once.
         self._judged = cache(judge)
         self._held = cache(lambda start: held_by(step, self._starts[start].recomputed, self._eligible))
-        self._ways_from = cache(self._found_ways_from)
+        self._orders_from = cache(self._found_orders_from)
         self._sent_by = cache(self._found_sent_by)
 
     def send_in_steps(self) -> None:
@@ -119,11 +119,11 @@ class _Search:
         num_amounts = min(max(tries_of_start // (len(self._of_blocks) + _FEWEST_STARTS), 1), _MOST_AMOUNTS)
         num_starts = max(tries_of_start // num_amounts - len(self._of_blocks), _FEWEST_STARTS)
         chosen = {len(self._starts) * k // num_starts for k in range(num_starts)} | {len(self._starts) - 1}
-        for way in chain.from_iterable(self._ways_from(start) for start in sorted(chosen | self._of_blocks)):
-            num_values = len(self._sent_by(way))
+        for order in chain.from_iterable(self._orders_from(start) for start in sorted(chosen | self._of_blocks)):
+            num_values = len(self._sent_by(order))
             counts = {-(-num_values * part // num_amounts) for part in range(1, num_amounts + 1)}
             for count in sorted(counts.union(range(max(num_values - _MOST_LEFT_OUT, 1), num_values))):
-                self._try(way, count)
+                self._try(order, count)
 
     def send_just_enough(self) -> None:
         """The second round."""
@@ -138,34 +138,36 @@ class _Search:
             fitting = [candidate.added_seconds for candidate in self.found if candidate.peak_bytes <= peak_bytes]
             fastest = min(fitting, default=math.inf)
             beside_the_best = self._beside_the_best(first_round, peak_bytes)
-            for way in chain.from_iterable(zip_longest(beside_the_best, self._likely(peak_bytes))):
+            for order in chain.from_iterable(zip_longest(beside_the_best, self._likely(peak_bytes))):
                 if len(self.found) >= most_tries:
                     break
                 # Sending never makes a plan faster.
-                if way is not None and self._starts[way.start].added_seconds < fastest:
-                    fastest = min(fastest, self._send_until(peak_bytes, way))
+                if order is not None and self._starts[order.start].added_seconds < fastest:
+                    fastest = min(fastest, self._send_until(peak_bytes, order))
 
-    def _beside_the_best(self, first_round: Sequence[tuple[Candidate, _Way]], peak_bytes: int) -> Iterator[_Way]:
-        """Yield ways like the one that was the fastest to come down to a peak, from the plans beside its own."""
-        best = next((way for candidate, way in first_round if candidate.peak_bytes <= peak_bytes), None)
+    def _beside_the_best(self, first_round: Sequence[tuple[Candidate, _Order]], peak_bytes: int) -> Iterator[_Order]:
+        """Yield orders like the one that was the fastest within a peak, from the plans beside its own."""
+        best = next((order for candidate, order in first_round if candidate.peak_bytes <= peak_bytes), None)
         for number in range(_MOST_NEIGHBOURS):
             offset = (number + 1) // 2 * (-1 if number % 2 else 1)
             if best is not None and 0 <= best.start + offset < len(self._starts):
                 yield best._replace(start=best.start + offset)
 
-    def _likely(self, peak_bytes: int) -> Iterator[_Way]:
-        """Yield ways that come down to a peak without waiting, if all that is sent counts there, fastest first."""
+    def _likely(self, peak_bytes: int) -> Iterator[_Order]:
+        """Yield orders that come down to a peak without waiting, if all that is sent counts there, fastest first."""
         num_likely, value_bytes = 0, self._step.value_bytes
         for start, candidate in enumerate(self._starts):
             if candidate.peak_bytes <= peak_bytes or num_likely == _MOST_NEIGHBOURS:
                 return
             least_bytes = candidate.peak_bytes - peak_bytes
-            ways = [way for way in self._ways_from(start) if not way.may_wait]
-            likely = [way for way in ways if sum(value_bytes[value] for value in self._sent_by(way)) >= least_bytes]
+            orders = [order for order in self._orders_from(start) if not order.may_wait]
+            likely = [
+                order for order in orders if sum(value_bytes[value] for value in self._sent_by(order)) >= least_bytes
+            ]
             num_likely += bool(likely)
             yield from likely
 
-    def _found_ways_from(self, start: int) -> list[_Way]:
+    def _found_orders_from(self, start: int) -> list[_Order]:
         sizes = sorted(self._step.value_bytes[value] for value in self._large(start))
         if not sizes:
             return []
@@ -176,38 +178,38 @@ class _Search:
         if self._step.time.launches_may_matter:
             # Each value takes the host as long, whatever its size: only large ones may be sent, too.
             kinds += [(size, False, size) for size in sorted({of_half_the_bytes, sizes[-1]}) if size > in_the_middle]
-        return [_Way(start, multiple * size, wait, least) for multiple in _WINDOWS for size, wait, least in kinds]
+        return [_Order(start, multiple * size, wait, least) for multiple in _WINDOWS for size, wait, least in kinds]
 
-    def _send_until(self, peak_bytes: int, way: _Way) -> float:
+    def _send_until(self, peak_bytes: int, order: _Order) -> float:
         """Find the fewest values that are enough, for more of them hardly ever take more memory; return what it adds.
 
         That is infinitely much where all of them are not enough.
         """
         # What is sent is mostly what the peak is lower by: begin there, and right below.
-        missing_bytes = self._starts[way.start].peak_bytes - peak_bytes
-        sent_bytes = accumulate(self._step.value_bytes[value] for value in self._sent_by(way))
+        missing_bytes = self._starts[order.start].peak_bytes - peak_bytes
+        sent_bytes = accumulate(self._step.value_bytes[value] for value in self._sent_by(order))
         likely = next((count for count, num_bytes in enumerate(sent_bytes, 1) if num_bytes >= missing_bytes), 0)
-        low, high = 0, len(self._sent_by(way)) + 1
+        low, high = 0, len(self._sent_by(order)) + 1
         guesses = [high - 1, likely - 1, likely]
         while low < high:
             count = guesses.pop() if guesses else (low + high) // 2
             if not low <= count < high:
                 continue
-            candidate = self._try(way, count)
+            candidate = self._try(order, count)
             if candidate is None or candidate.peak_bytes <= peak_bytes:
                 high = count
             else:
                 low = count + 1
-        candidate = self._try(way, low) if low <= len(self._sent_by(way)) else None
+        candidate = self._try(order, low) if low <= len(self._sent_by(order)) else None
         return math.inf if candidate is None else candidate.added_seconds
 
-    def _try(self, way: _Way, count: int) -> Candidate | None:
+    def _try(self, order: _Order, count: int) -> Candidate | None:
         """Judge the plan that sends the first ``count`` values; None where the host has no room for them."""
-        sent = frozenset(self._sent_by(way)[:count])
+        sent = frozenset(self._sent_by(order)[:count])
         if host_bytes_of(self._step, sent) > self._host_budget_bytes:
             return None
-        plan = self._judged(self._starts[way.start].recomputed, Offloading(sent, way.window_bytes if count else 0))
-        self.found.setdefault(plan, way)
+        plan = self._judged(self._starts[order.start].recomputed, Offloading(sent, order.window_bytes if count else 0))
+        self.found.setdefault(plan, order)
         return plan
 
     def _large(self, start: int) -> list[int]:
@@ -216,16 +218,16 @@ class _Search:
         large = [value for value in held if value_bytes[value] >= _LARGE_BYTES and not is_statistic(self._step, value)]
         return large or held
 
-    def _found_sent_by(self, way: _Way) -> list[int]:
+    def _found_sent_by(self, order: _Order) -> list[int]:
         """Return the values to send, the first first: all, or those that the link takes without a full window."""
-        if way.may_wait:
-            return self._held(way.start)
+        if order.may_wait:
+            return self._held(order.start)
         step, sent, free_at = self._step, [], 0.0
-        for value in self._large(way.start):
-            if step.value_bytes[value] >= way.least_bytes:
+        for value in self._large(order.start):
+            if step.value_bytes[value] >= order.least_bytes:
                 made_at = self._computed_at[step.value_op[value]]
                 seconds = out_seconds(self._link, step.value_bytes[value])
-                if max(free_at - made_at, 0.0) + seconds <= out_seconds(self._link, way.window_bytes):
+                if max(free_at - made_at, 0.0) + seconds <= out_seconds(self._link, order.window_bytes):
                     free_at = max(free_at, made_at) + seconds
                     sent.append(value)
         return sent

@@ -15,7 +15,7 @@ SMALLEST_OFFLOADED_BYTES = 2**16
 def most_offloaded_bytes(step: Step, added_seconds: float, host_budget_bytes: int) -> int:
     """Return what a plan can offload at most if it adds no more than ``added_seconds`` to the step.
 
-    All that is offloaded goes out over the link, one after the other, within the step. A plan that held it instead
+    All offloaded values are copied over the link one after the other, within the step. A plan that held it instead
     would take at most so much more memory at any time, and recompute the same: so a plan within a budget that offloads
     is no faster than the fastest without offloading within a budget that is larger by this.
     """

@@ -54,7 +54,7 @@ def mixes_within(
     most = len(profile.blocks) - 1
     for number in range(max((len(block.measured) for block in profile.blocks), default=0)):
         for smallest_bytes in _sizes(profile.blocks, number):
-            # A few numbers of blocks. The last block would fetch at once what it has just sent.
+            # A few numbers of blocks. The last block would immediately fetch what it has just sent.
             for count in range(most, 0, -max(1, -(-most // _MOST_COUNTS))):
                 sent = _bytes_sent(profile.blocks[:count], number, smallest_bytes)
                 taken_bytes = _host_bytes(profile.blocks[:count], number, smallest_bytes)

@@ -1,4 +1,4 @@
-"""Rows of different lengths as one flat array, so that NumPy can look up many rows at once."""
+"""Rows of different lengths as one flat array, so that NumPy can look up many rows in one call."""
 
 from __future__ import annotations
 

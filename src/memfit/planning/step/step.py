@@ -105,7 +105,7 @@ class Step:
         ]
 
     def _index_arrays(self) -> None:
-        """Repeat as arrays what the simulator looks up for many values at once."""
+        """Repeat as arrays what the simulator looks up for many values in one call."""
 
         def array(numbers: Sequence[int]) -> Bytes:
             return np.array(numbers, dtype=np.int64)
@@ -194,7 +194,7 @@ class Step:
         if op.replay is not Replay.YES or not value.replays_exactly:
             return False
         # Parts of one storage that are written and saved apart (an LSTM's gates, after unsafe_split) count versions
-        # apart too, and the engine, which goes by versions, keeps such a storage.
+        # apart too, and the engine, which compares versions, keeps such a storage.
         neighbours = self.values_of_storage[value.storage]
         if any(self.saves_of_value[other] and self.overwritten_at[other] < NEVER for other in neighbours):
             return False

@@ -9,7 +9,7 @@ the backward pass, and the device f and b to compute them, each of several steps
                has ended the last one (`HostCosts.runs_ahead`).
 
 A plan adds its replays to b and to B, what recording costs to F and B, and what the device waits for copies to f and b:
-meanwhile the host goes on. Where host and device are one, or what the host spends was not measured, a plan adds the
+the host continues meanwhile. Where host and device are one, or what the host spends was not measured, a plan adds the
 seconds of its replays and of that waiting, and no more.
 """
 

@@ -25,7 +25,7 @@ function stackedBytes(report, point) {
   return edges;
 }
 
-// Where gradients are not told apart, they are part of the last kind, which has no bound.
+// Where gradients are not known apart, they are part of the last kind, which has no bound.
 function shownKinds(report) {
   if (report.timeline.kinds.gradients) return KINDS;
   return KINDS.map((kind) => (kind.name === "activations" ? { ...kind, word: "activations, gradients and workspaces" } : kind)).filter((kind) => kind.name !== "gradients");

@@ -99,7 +99,7 @@ def _accesses(type_name: str) -> str:
 
 class _Input(NamedTuple):
     type: str
-    way: str
+    access: str
     num_dimensions: int
 
 
@@ -139,7 +139,7 @@ class KernelProgram:
         """Return the kernel.
 
         Each thread works on two vectors of four elements, which lie as far apart as a block has threads: neighbours
-        read and write neighbouring vectors, and both are on their way at once.
+        read and write neighbouring vectors, and both loads are in flight together.
         """
         types = {one.type for one in self.inputs} | {op.type for op in self.ops}
         parameters = [f"const void* __restrict__ i{number}" for number in range(len(self.inputs))]
@@ -148,11 +148,11 @@ class KernelProgram:
         loads: list[str] = []
         for number, one in enumerate(self.inputs):
             offset = "first"
-            if one.way != "flat":
-                parameters += self._parameters_of_way(number)
+            if one.access != "flat":
+                parameters += self._parameters_of_access(number)
                 loads += self._offset(number)
                 offset = f"offset{number}"
-            kind = "load_one" if one.way == "one" else "load"
+            kind = "load_one" if one.access == "one" else "load"
             loads.append(f"{kind}_{one.type}(i{number}, {offset}, i{number}s[part]);")
         stores = [
             f"store_{op.type}(o{number}, first, v{number}s[part]);" for number, op in enumerate(self.ops) if op.is_kept
@@ -175,7 +175,7 @@ class KernelProgram:
         ]
         return "\n".join(lines)
 
-    def _parameters_of_way(self, number: int) -> list[str]:
+    def _parameters_of_access(self, number: int) -> list[str]:
         outer = range(1, self.inputs[number].num_dimensions)
         names = ("size", "magic", "shift", "stride")
         return [f"unsigned {name}{number}_{i}" for i in outer for name in names]
@@ -191,7 +191,7 @@ class KernelProgram:
             within = f"rest{number} - around{place} * size{place}"
             if i > 1:
                 lines.append(f"offset{number} += ({within}) * stride{number}_{i - 1};")
-            elif one.way == "row":
+            elif one.access == "row":
                 lines.append(f"offset{number} = {within};")
             lines.append(f"rest{number} = around{place};")
         if one.num_dimensions > 1:
