@@ -53,7 +53,7 @@ def test_layers_come_back_as_they_were_written(
     tmp_path_factory: pytest.TempPathFactory, layers: list[LayerMemoryProfile], names: list[str | None]
 ) -> None:
     named = tuple(replace(layer, name=name) for layer, name in zip(layers, names, strict=False))
-    path = tmp_path_factory.mktemp("files") / "layers.json"
+    path = tmp_path_factory.getbasetemp() / "drawn-layers.json"
     save_layers(named, path)
     assert load_layers(path) == named
     assert [entry.name for entry in path.parent.iterdir()] == ["layers.json"]
@@ -64,7 +64,7 @@ def test_layers_come_back_as_they_were_written(
 def test_plans_come_back_as_they_were_written(
     tmp_path_factory: pytest.TempPathFactory, layers: list[LayerMemoryProfile]
 ) -> None:
-    path = tmp_path_factory.mktemp("files") / "plan.json"
+    path = tmp_path_factory.getbasetemp() / "drawn-layer-plan.json"
     minimum_bytes = max(layer.activation_size_bytes for layer in layers)
     plan = build_checkpoint_plan(layers, Budget.from_bytes(minimum_bytes))
     save_layer_plan(plan, path, strategy="budget")

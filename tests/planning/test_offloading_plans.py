@@ -27,8 +27,8 @@ from memfit.planning.step.offload_rules import Offloading
 MIB, GIB = 2**20, 2**30
 LINK = Link(out_bytes_per_second=50e9, back_bytes_per_second=50e9, seconds_per_copy=1e-5, host_free_bytes=64 * GIB)
 FAMILIES = {
-    "gpt": lambda: gpt(num_blocks=4),
-    "llama": lambda: llama(num_blocks=4),
+    "gpt": lambda: gpt(num_blocks=2),
+    "llama": lambda: llama(num_blocks=3),
     "resnet": lambda: resnet(depths=(2, 2, 2, 2)),
 }
 

@@ -101,7 +101,7 @@ def test_a_loaded_plan_equals_the_saved_one(
     budget_bytes: int | None,
     offloading: tuple[int, int],
 ) -> None:
-    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    path = tmp_path_factory.getbasetemp() / "drawn-plan.json"
     host_bytes, window_bytes = offloading
     plan = Plan(
         decisions,
