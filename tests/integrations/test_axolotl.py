@@ -1,0 +1,56 @@
+"""`MemfitPlugin` in axolotl, run as its users do, on the configuration of the example with a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("axolotl")
+
+import yaml
+from examples.trl_trainers import model, text, tokenizer
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "axolotl.yml"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1", "ACCELERATE_USE_CPU": "true"}
+
+
+def train(folder: Path, **options: Any) -> tuple[str, list[float]]:
+    """Train in a process of its own, since axolotl changes functions of transformers; return the output and losses."""
+    config = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) | options
+    config |= {"base_model": str(folder / "model"), "sequence_len": 64, "micro_batch_size": 2}
+    config |= {"datasets": [{"path": str(folder / "texts.jsonl"), "ds_type": "json", "type": "completion"}]}
+    config |= {"dataset_prepared_path": str(folder / "prepared"), "special_tokens": {"pad_token": "<pad>"}}
+    (folder / "config.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    command = [sys.executable, "-W", "ignore", "-m", "axolotl.cli.train", str(folder / "config.yml")]
+    found = subprocess.run(command, env=os.environ | OFFLINE, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    state = json.loads((Path(config["output_dir"]) / "checkpoint-10" / "trainer_state.json").read_text())
+    return found.stdout, [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+
+
+def test_ten_steps_are_those_of_plain_training_also_resumed(tmp_path: Path) -> None:
+    model().save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    lines = [json.dumps({"text": text(number, 24)}) for number in range(64)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    _, plain = train(tmp_path, plugins=[], output_dir=str(tmp_path / "plain"))
+    planned = str(tmp_path / "planned")
+    printed, losses = train(tmp_path, memfit_budget="6200KiB", gradient_checkpointing=True, output_dir=planned)
+    assert len(plain) == 10
+    assert losses == plain
+    assert "gradients  equal" in printed
+    assert "budget     within" in printed
+    checkpoint = str(tmp_path / "planned" / "checkpoint-8")
+    _, resumed = train(
+        tmp_path,
+        memfit_budget="6200KiB",
+        output_dir=str(tmp_path / "planned"),
+        resume_from_checkpoint=checkpoint,
+    )
+    assert resumed == plain
