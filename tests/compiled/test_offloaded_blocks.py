@@ -15,7 +15,16 @@ from tests.loop_peaks import peaks_of_steps
 from torch import Tensor, nn
 
 import memfit
-from memfit.graph.compiled_data.compiled_blocks import CompiledProfile, SegmentKind
+from memfit.graph.compiled_data.compiled_blocks import (
+    CompiledBlock,
+    CompiledKind,
+    CompiledProfile,
+    MeasuredPartition,
+    Partition,
+    SegmentKind,
+    SentTensors,
+    StepSegment,
+)
 from memfit.graph.model_profile import Link
 from memfit.planning.partitions.offloaded_mix import mixes_within
 from memfit.runtime.allocation_meter import AllocationMeter
@@ -77,10 +86,11 @@ def test_peaks_of_mixes_that_offload_are_those_of_the_rules_played_through(seed:
     found = list(mixes_within(profile, least, 2**20, FAST, 1.0))
     assert found
     for mix in found:
-        sent = [sum(size for size in (30, 20) if size >= smallest) for smallest in mix.offloaded.values()]
-        assert mix.peak_bytes == played_peak(profile, mix.choice, sent) <= least
+        sent = [tensors.among((30, 20)) for tensors in mix.offloaded.values()]
+        assert mix.peak_bytes == played_peak(profile, mix.choice, [sum(sizes) for sizes in sent]) <= least
         # torch rounds pinned blocks up to powers of two.
-        assert mix.host_bytes == sum(32 + 32 * (num_bytes == 50) for num_bytes in sent)
+        assert mix.host_bytes == sum(32 for sizes in sent for _ in sizes)
+    assert {sum(tensors.among((30, 20))) for mix in found for tensors in mix.offloaded.values()} == {20, 30, 50}
 
 
 def test_a_fast_link_makes_offloading_the_fastest_plan(case: Case) -> None:
@@ -144,7 +154,7 @@ def test_what_is_saved_is_checked_as_without_hooks(case: Case) -> None:
 
 def test_failed_passes_hold_nothing() -> None:
     block = nn.Linear(4, 4)
-    saves = OffloadedSaves(block, {"first": 1024}, ["first", "second"])
+    saves = OffloadedSaves(block, {"first": SentTensors(1024, 2**40, 8)}, ["first", "second"])
     x = torch.randn(64, 64, requires_grad=True)
     with AllocationMeter([x]) as meter:
 
@@ -164,6 +174,56 @@ def test_failed_passes_hold_nothing() -> None:
             pass
         y = y.sum()
         assert meter.live_bytes == x.nbytes + y.nbytes
+
+
+def test_the_first_tensors_of_the_given_sizes_leave_and_none_that_an_earlier_block_keeps() -> None:
+    block = nn.Linear(4, 4)
+    sent = SentTensors(2**14, 2**15, 1)
+    saves = OffloadedSaves(block, {"first": sent, "second": sent}, ["first", "second", "third"])
+    small, middle, large = (torch.randn(size, requires_grad=True) for size in (2**11, 2**12, 2**14))
+    with AllocationMeter([small, middle, large]) as meter:
+        start = meter.live_bytes
+        with saves.saving("first", block):
+            # Each is saved by its own op: too small, the first to leave, one too many, too large.
+            kept = [small.exp().sum(), middle.exp().sum()]
+            shared = middle.exp()
+            kept += [shared.sum(), large.exp().sum()]
+        with saves.saving("second", block):
+            # It reads what the first block keeps, whose memory would not be freed.
+            kept.append((shared * shared).sum())
+        with saves.saving("third", block):
+            pass
+        scalars = sum(each.nbytes for each in kept)
+        assert meter.live_bytes - start == small.nbytes + middle.nbytes + large.nbytes + scalars
+        sum(kept).backward()
+    expected = [each.detach().clone().requires_grad_() for each in (small, middle, large)]
+    squared = expected[1].exp()
+    sum(
+        [
+            expected[0].exp().sum(),
+            expected[1].exp().sum(),
+            squared.sum(),
+            expected[2].exp().sum(),
+            (squared * squared).sum(),
+        ]
+    ).backward()
+    assert all(torch.equal(one.grad, other.grad) for one, other in zip((small, middle, large), expected, strict=True))
+
+
+def test_blocks_that_send_alike_mix_partitions_and_tensors_of_one_size_may_leave_alone() -> None:
+    # A link that carries one small tensor beside a forward pass, and not one large one.
+    link = Link(1e6, 1e6, 0.0, 2**40)
+    lean = MeasuredPartition(1_100_000, 0, 0, 0.9, (1_000_000, 100_000))
+    fast = MeasuredPartition(2_100_000, 0, 0, 0.6, (1_000_000, 1_000_000, 100_000))
+    blocks = tuple(CompiledBlock(f"blocks.{place}", 0, (fast, lean)) for place in range(6))
+    passes = [StepSegment(SegmentKind.FORWARD, place, place, 0) for place in range(6)]
+    passes += [StepSegment(SegmentKind.BACKWARD, place, place + 1, 0) for place in reversed(range(6))]
+    partitions = (Partition("everything", 0.0, {}), Partition("least", 1.0, {}))
+    kind = CompiledKind("Block", tuple(block.path for block in blocks), partitions)
+    profile = CompiledProfile((kind,), blocks, tuple(passes), 0.0, 4.0)
+    best = min(mixes_within(profile, 11_300_000, 2**30, link, 1.0), key=lambda mix: mix.seconds)
+    assert set(best.offloaded.values()) == {SentTensors(100_000, 100_000, 1)}
+    assert set(best.choice[: len(best.offloaded)]) == {0, 1}
 
 
 def test_hooks_of_the_users_see_what_is_saved(case: Case) -> None:

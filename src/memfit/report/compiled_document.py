@@ -85,10 +85,8 @@ class CompiledStep:
         return next(number for number, each in enumerate(partitions) if each.name == plan.choice[block.path])
 
     def _sent_bytes(self, block: CompiledBlock, number: int, plan: CompiledPlan) -> int:
-        smallest = plan.offloaded.get(block.path)
-        if smallest is None:
-            return 0
-        return sum(size for size in block.measured[number].saved_sizes if size >= smallest)
+        sent = plan.offloaded.get(block.path)
+        return 0 if sent is None else sum(sent.among(block.measured[number].saved_sizes))
 
     def _phases(self) -> list[list[Any]]:
         """Return where the forward and the backward pass begin, at their first block."""

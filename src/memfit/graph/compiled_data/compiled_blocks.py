@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -48,15 +48,32 @@ class CompiledKind:
 
 
 @dataclass(frozen=True, slots=True)
+class SentTensors:
+    """Which of the tensors that a block saves it offloads: the first ``most`` within these sizes."""
+
+    smallest_bytes: int
+    largest_bytes: int
+    most: int
+
+    def may_have(self, num_bytes: int) -> bool:
+        """Return whether tensors of this size leave."""
+        return self.smallest_bytes <= num_bytes <= self.largest_bytes
+
+    def among(self, sizes: Sequence[int]) -> list[int]:
+        """Return the sizes of those that leave, of saved storages of these ``sizes``."""
+        return [size for size in sizes if self.may_have(size)][: self.most]
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledPlan:
     """The kinds of blocks that a plan compiles, and the name of the partition that each block uses, by path.
 
-    ``offloaded`` has, for blocks that offload, the bytes from which on a tensor that the block saves leaves the device.
+    ``offloaded`` has, for blocks that offload, which of the tensors that the block saves leave the device.
     """
 
     kinds: tuple[CompiledKind, ...]
     choice: Mapping[str, str]
-    offloaded: Mapping[str, int] = field(default_factory=dict)
+    offloaded: Mapping[str, SentTensors] = field(default_factory=dict)
 
     def partition_of(self, path: str) -> Partition:
         """Return the partition that the block at ``path`` uses."""
@@ -125,7 +142,7 @@ class MeasuredPartition:
     own output: live beside ``held_bytes`` in its backward pass, as what reads the output holds it until then.
     A block that does not save the output of the block before it, without ``keeps_input``, holds that block's
     ``output_bytes`` as well. ``seconds`` are those of both passes.
-    ``saved_sizes`` are the bytes of the saved storages that may be offloaded, the largest first.
+    ``saved_sizes`` are the bytes of the saved storages that may be offloaded, in the order in which they are saved.
     """
 
     held_bytes: int

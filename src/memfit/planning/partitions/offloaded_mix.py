@@ -9,21 +9,24 @@ its backward pass, while more bytes are live when copies run::
     backward bytes                  + what the block itself fetches + what is fetched ahead for the blocks before it
     between two backward passes     + what is fetched ahead
 
-Blocks changed in this way are mixed by the same dynamic program as others. The waiting for the link is that of
-`memfit.planning.step.link_time`. Tried are all entries of the menu for the blocks that offload, a few numbers of such
-blocks, and a few sizes from which on tensors leave.
+A block sends the first few of its saved tensors within some sizes. Blocks that send as many bytes with several
+partitions may use any of these. Blocks changed in this way are mixed by the same dynamic program as others. Waiting
+for the link is that of `memfit.planning.step.link_time`. Tried are a few sizes and numbers of tensors with each entry
+of the menu, and a few numbers of blocks that offload.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from memfit.graph.compiled_data.compiled_blocks import (
     CompiledBlock,
     CompiledProfile,
     MeasuredPartition,
     SegmentKind,
+    SentTensors,
     StepSegment,
 )
 from memfit.graph.model_profile import Link
@@ -38,74 +41,103 @@ _MOST_COUNTS = 8
 
 @dataclass(frozen=True, slots=True)
 class OffloadedMix:
-    """A choice of partitions, and for the blocks that offload the bytes from which on tensors leave."""
+    """A choice of partitions, and for the blocks that offload which tensors leave."""
 
     choice: Choice
-    offloaded: Mapping[str, int]
+    offloaded: Mapping[str, SentTensors]
     peak_bytes: int
     seconds: float
     host_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """Which blocks send how many bytes, and what each block may choose from: places in the menu of its kind."""
+
+    tensors: SentTensors
+    sent: tuple[int, ...]
+    menus: tuple[tuple[int, ...], ...]
 
 
 def mixes_within(
     profile: CompiledProfile, budget_bytes: int, host_bytes: int, link: Link, unthrottled_share: float
 ) -> Iterator[OffloadedMix]:
     """Yield mixes that offload, each the fastest within ``budget_bytes`` for its blocks that do."""
-    most = len(profile.blocks) - 1
-    for number in range(max((len(block.measured) for block in profile.blocks), default=0)):
-        for smallest_bytes in _sizes(profile.blocks, number):
-            # A few numbers of blocks. The last block would immediately fetch what it has just sent.
-            for count in range(most, 0, -max(1, -(-most // _MOST_COUNTS))):
-                sent = _bytes_sent(profile.blocks[:count], number, smallest_bytes)
-                taken_bytes = _host_bytes(profile.blocks[:count], number, smallest_bytes)
-                if not 0 < taken_bytes <= host_bytes:
-                    continue
-                mix = PartitionMix(_offloading(profile, number, sent))
-                choice = mix.fastest_within(budget_bytes)
-                if choice is None:
-                    continue
-                waiting = expected_waiting(link, _copies(mix, choice, sent), unthrottled_share)
-                # The blocks that offload have one partition to choose from.
-                places = tuple(
-                    min(number, len(block.measured) - 1) if place < count and sent[place] else choice[place]
-                    for place, block in enumerate(profile.blocks)
-                )
-                offloaded = {profile.blocks[place].path: smallest_bytes for place, own in enumerate(sent) if own}
-                seconds = mix.seconds(choice) + sum(waiting)
-                yield OffloadedMix(places, offloaded, mix.peak_bytes(choice), seconds, taken_bytes)
+    for sending in _sendings(profile.blocks):
+        mix = PartitionMix(_offloading(profile, sending))
+        chosen = mix.fastest_within(budget_bytes)
+        if chosen is None:
+            continue
+        choice = tuple(menu[place] for menu, place in zip(sending.menus, chosen, strict=True))
+        senders = [
+            (block, sending.tensors.among(block.measured[number].saved_sizes))
+            for block, number, num_bytes in zip(profile.blocks, choice, sending.sent, strict=False)
+            if num_bytes
+        ]
+        # torch rounds pinned blocks up to powers of two.
+        taken_bytes = sum(1 << (size - 1).bit_length() for _, sizes in senders for size in sizes)
+        if taken_bytes > host_bytes:
+            continue
+        waiting = expected_waiting(link, _copies(mix, chosen, sending.sent), unthrottled_share)
+        offloaded = {block.path: sending.tensors for block, _ in senders}
+        seconds = mix.seconds(chosen) + sum(waiting)
+        yield OffloadedMix(choice, offloaded, mix.peak_bytes(chosen), seconds, taken_bytes)
 
 
-def _sizes(blocks: Sequence[CompiledBlock], number: int) -> list[int]:
-    """Return a few sizes of saved tensors, the largest first."""
-    ordered = sorted({size for block in blocks for size in _measured(block, number).saved_sizes}, reverse=True)
-    return ordered[:: max(1, -(-len(ordered) // _MOST_SIZES))]
+def _sendings(blocks: Sequence[CompiledBlock]) -> Iterator[_Sending]:
+    """Yield the ways for the first blocks to offload that are tried, each once."""
+    # The last block would fetch at once what it has just sent.
+    most = len(blocks) - 1
+    num_entries = max((len(block.measured) for block in blocks), default=0)
+    tried: set[tuple[int, ...]] = set()
+    for number, tensors in product(range(num_entries), _tensors_tried(blocks)):
+        of_all = tuple(sum(tensors.among(_entry(block, number).saved_sizes)) for block in blocks[:most])
+        if of_all in tried:
+            continue
+        tried.add(of_all)
+        menus = [_menu_of(block, tensors, num_bytes) for block, num_bytes in zip(blocks, of_all, strict=False)]
+        everything = [tuple(range(len(block.measured))) for block in blocks]
+        for count in range(most, 0, -max(1, -(-most // _MOST_COUNTS))):
+            if any(of_all[:count]):
+                yield _Sending(tensors, of_all[:count], (*menus[:count], *everything[count:]))
 
 
-def _measured(block: CompiledBlock, number: int) -> MeasuredPartition:
+def _tensors_tried(blocks: Sequence[CompiledBlock]) -> list[SentTensors]:
+    """Return a few sizes of saved tensors, the largest first, each with a few numbers of tensors, the most first."""
+    saved = [each.saved_sizes for block in blocks for each in block.measured]
+    ordered = sorted({size for sizes in saved for size in sizes}, reverse=True)
+    tried = []
+    for smallest_bytes in ordered[:: max(1, -(-len(ordered) // _MOST_SIZES))]:
+        # Those of this size alone, and the larger ones as well.
+        for largest_bytes in dict.fromkeys((ordered[0], smallest_bytes)):
+            most = max(sum(smallest_bytes <= size <= largest_bytes for size in sizes) for sizes in saved)
+            # All, and one, two, four and so on.
+            counts = {most, *(1 << power for power in range(most.bit_length()))}
+            tried += [SentTensors(smallest_bytes, largest_bytes, count) for count in sorted(counts, reverse=True)]
+    return tried
+
+
+def _entry(block: CompiledBlock, number: int) -> MeasuredPartition:
     return block.measured[min(number, len(block.measured) - 1)]
 
 
-def _sizes_sent(block: CompiledBlock, number: int, smallest_bytes: int) -> list[int]:
-    return [size for size in _measured(block, number).saved_sizes if size >= smallest_bytes]
+def _menu_of(block: CompiledBlock, tensors: SentTensors, num_bytes: int) -> tuple[int, ...]:
+    """Return the entries with which the block sends so many bytes; all where it sends none, for it then does not."""
+    return tuple(
+        number
+        for number, each in enumerate(block.measured)
+        if not num_bytes or sum(tensors.among(each.saved_sizes)) == num_bytes
+    )
 
 
-def _bytes_sent(blocks: Sequence[CompiledBlock], number: int, smallest_bytes: int) -> list[int]:
-    return [sum(_sizes_sent(block, number, smallest_bytes)) for block in blocks]
-
-
-def _host_bytes(blocks: Sequence[CompiledBlock], number: int, smallest_bytes: int) -> int:
-    """Return what is taken of the host's memory: torch rounds pinned blocks up to powers of two."""
-    return sum(1 << (size - 1).bit_length() for block in blocks for size in _sizes_sent(block, number, smallest_bytes))
-
-
-def _offloading(profile: CompiledProfile, number: int, sent: Sequence[int]) -> CompiledProfile:
+def _offloading(profile: CompiledProfile, sending: _Sending) -> CompiledProfile:
     """Return the step as it is measured where the first blocks send so many bytes each."""
-    window = max(sent)
-    sent = [*sent, *[0] * (len(profile.blocks) + 1 - len(sent))]
+    window = max(sending.sent)
+    sent = [*sending.sent, *[0] * (len(profile.blocks) + 1 - len(sending.sent))]
     count = 1 + max(place for place, num_bytes in enumerate(sent) if num_bytes)
     ahead = [min(window, sum(sent[:place])) for place in range(len(sent))]
     blocks = []
-    for place, block in enumerate(profile.blocks):
+    for place, (block, menu) in enumerate(zip(profile.blocks, sending.menus, strict=True)):
         own, before = sent[place], sent[place - 1] if place else 0
         # Copies back begin with the backward pass of the block after the last one that offloads.
         fetched = own + ahead[place] if place <= count else 0
@@ -116,7 +148,7 @@ def _offloading(profile: CompiledProfile, number: int, sent: Sequence[int]) -> C
                 forward_bytes=each.forward_bytes + before,
                 backward_bytes=each.backward_bytes + fetched,
             )
-            for each in ((_measured(block, number),) if own else block.measured)
+            for each in (block.measured[number] for number in menu)
         )
         blocks.append(replace(block, measured=measured))
     return replace(profile, blocks=tuple(blocks), segments=_with_copies(profile.segments, sent, ahead, count))

@@ -1,9 +1,10 @@
 """Sends what compiled blocks save to the host's memory, and fetches it ahead of their backward passes.
 
-The large tensors that a block saves leave when its forward pass is over, and are given up when that of the next planned
-block is. In the backward pass, the reads of one block start the copies of the blocks before it, as many bytes ahead as
-the largest block sends. The block after the last one that offloads starts the first copies when its own backward pass
-begins. Later blocks that save a storage which left refer to its copy too; otherwise they would keep it on the device.
+The first large tensors that a block saves leave when its forward pass is over, and are given up when that of the next
+planned block is. In the backward pass, the reads of one block start the copies of the blocks before it, as many bytes
+ahead as the largest block sends. The block after the last one that offloads starts the first copies when its own
+backward pass begins. Later blocks that save a storage which left refer to its copy too; otherwise they would keep it on
+the device.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.errors import StaleValueError
+from memfit.graph.compiled_data.compiled_blocks import SentTensors
 from memfit.runtime.engine.call_arguments import is_strided
 from memfit.runtime.engine.offloading import HostCopies, OffloadedCopy
 from memfit.runtime.engine.planned_modules import Place
@@ -33,15 +35,16 @@ _OFFLOADED: StorageAttribute[weakref.ref[_SharedCopy]] = StorageAttribute("offlo
 
 
 class OffloadedSaves:
-    """What the blocks of one model offload. ``smallest_bytes`` has, by path, the size from which on tensors leave."""
+    """What the blocks of one model offload. ``sent`` has, by path, which of the tensors that a block saves leave."""
 
-    def __init__(self, model: nn.Module, smallest_bytes: Mapping[str, int], order: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, sent: Mapping[str, SentTensors], order: Sequence[str]) -> None:
         self._places = {path: Place(path, model) for path in order}
-        self._smallest_bytes = smallest_bytes
+        self._sent = sent
         self._in_thread = threading.local()
-        offloading = [place for place, path in enumerate(order) if path in smallest_bytes]
+        offloading = [place for place, path in enumerate(order) if path in sent]
         self._fetching_path = order[offloading[-1] + 1] if offloading and offloading[-1] + 1 < len(order) else None
-        self._seen_paths = frozenset(order[offloading[0] :]) if offloading else frozenset()
+        # What a block before them kept does not leave either: it would free nothing.
+        self._seen_paths = frozenset(order) if offloading else frozenset()
         self._last_path = order[-1] if order else None
 
     @contextmanager
@@ -51,7 +54,7 @@ class OffloadedSaves:
             yield None
             return
         forward_pass = self._pass_in_which(path)
-        saves = _BlockSaves(forward_pass, self._smallest_bytes.get(path), self._places[path], block)
+        saves = _BlockSaves(forward_pass, self._sent.get(path), self._places[path], block)
         try:
             with _hooked(saves.pack if path in self._seen_paths else None):
                 yield saves
@@ -94,6 +97,8 @@ class _Pass:
         self.seen: set[str] = set()
         self.lock = threading.RLock()
         self.copies = HostCopies()
+        # The addresses of storages that a block keeps on the device until its backward pass.
+        self.kept: set[int] = set()
         self._window_bytes = 0
 
     def widen_window(self, num_bytes: int) -> int:
@@ -114,12 +119,13 @@ class _Pass:
 
 
 class _BlockSaves:
-    """What one forward pass of a block saves. Without ``smallest_bytes``, the block sends nothing by itself."""
+    """What one forward pass of a block saves. Without ``sent``, the block sends nothing by itself."""
 
-    def __init__(self, forward_pass: _Pass, smallest_bytes: int | None, place: Place, block: nn.Module) -> None:
+    def __init__(self, forward_pass: _Pass, sent: SentTensors | None, place: Place, block: nn.Module) -> None:
         self.forward_pass = forward_pass
         self.num_bytes = 0
-        self._smallest_bytes = smallest_bytes
+        self._sizes = sent
+        self._num_left = 0 if sent is None else sent.most
         self._place = place
         self._addresses = {tensor.untyped_storage().data_ptr() for tensor in _tensors_of(block)}
 
@@ -131,14 +137,20 @@ class _BlockSaves:
             shared = None if copy is None else copy()
             if shared is None or shared.forward_pass is not forward_pass or shared.version != tensor._version:
                 shared = self._sent(tensor) if self._leaves(tensor) else None
-            return _Kept(tensor, self._place) if shared is None else _Saved(shared, geometry_of(tensor))
+            if shared is not None:
+                return _Saved(shared, geometry_of(tensor))
+            if is_strided(tensor):
+                forward_pass.kept.add(tensor.untyped_storage().data_ptr())
+            return _Kept(tensor, self._place)
 
     def _leaves(self, tensor: Tensor) -> bool:
-        """Return whether the tensor is sent: it is large enough, and not the block's own."""
+        """Return whether the tensor is sent: it is one of the first of those sizes, and nobody keeps it."""
         return (
-            self._smallest_bytes is not None
+            self._sizes is not None
+            and self._num_left > 0
             and _may_leave(tensor, self._addresses)
-            and tensor.untyped_storage().nbytes() >= self._smallest_bytes
+            and self._sizes.may_have(tensor.untyped_storage().nbytes())
+            and tensor.untyped_storage().data_ptr() not in self.forward_pass.kept
         )
 
     def _sent(self, tensor: Tensor) -> _SharedCopy | None:
@@ -147,6 +159,7 @@ class _BlockSaves:
         copy = copies.send(detached_alias(tensor), tensor._version, self._place, "compiled block", 2**62)
         if copy is None:
             return None
+        self._num_left -= 1
         self.num_bytes += copy.num_bytes
         copies.window_bytes = self.forward_pass.widen_window(self.num_bytes)
         shared = _SharedCopy(self.forward_pass, tensor._version, copy)
@@ -213,7 +226,7 @@ def _unpack(saved: _Saved | _Kept) -> Tensor:
 
 
 class NotedSaves:
-    """What was saved: ``sizes`` of storages that may leave, the largest first, without those that were noted before."""
+    """What was saved: ``sizes`` of storages that may leave, in order, without those that were noted before."""
 
     def __init__(self) -> None:
         self.sizes: tuple[int, ...] = ()
@@ -225,8 +238,7 @@ class NotedSaves:
 
     def end(self, noted_before: set[int]) -> None:
         """All is saved."""
-        new = [size for address, size in self._bytes_at.items() if address not in noted_before]
-        self.sizes = tuple(sorted(new, reverse=True))
+        self.sizes = tuple(size for address, size in self._bytes_at.items() if address not in noted_before)
         noted_before.update(self._bytes_at)
 
     def bytes_at(self, addresses: Iterable[int]) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
-from memfit.graph.compiled_data.compiled_blocks import Partition
+from memfit.graph.compiled_data.compiled_blocks import Partition, SentTensors
 from memfit.runtime.applying.forward_wrapping import Forward, wrap_forward
 from memfit.runtime.compiling.compiler_internals import (
     FailOnRecompileLimitHit,
@@ -48,7 +48,7 @@ class BlockObserver(Protocol):
 class PlannedBlocks:
     """Blocks of ``model`` that run compiled, by the partition that ``partitions`` has for their path.
 
-    ``offloaded`` has, for the blocks that offload, the bytes from which on a saved tensor leaves for the host's memory.
+    ``offloaded`` has, for the blocks that offload, which of the tensors that they save leave for the host's memory.
     A block that cannot be compiled runs in eager. `remove` restores all blocks, also those that the user had compiled.
     """
 
@@ -58,7 +58,7 @@ class PlannedBlocks:
         partitions: Mapping[str, Partition],
         observer: BlockObserver | None = None,
         owner: object = None,
-        offloaded: Mapping[str, int] | None = None,
+        offloaded: Mapping[str, SentTensors] | None = None,
     ) -> None:
         self._restore: list[Callable[[], None]] = []
         self._model = model
@@ -69,14 +69,14 @@ class PlannedBlocks:
             block = self._blocks[path] = _PlannedBlock(path, modules[path], partition, observer, saves)
             self._restore += _taken_over(modules[path], block, owner)
 
-    def use(self, partitions: Mapping[str, Partition], offloaded: Mapping[str, int] | None = None) -> None:
+    def use(self, partitions: Mapping[str, Partition], offloaded: Mapping[str, SentTensors] | None = None) -> None:
         """Let later forward passes of the blocks run by other partitions."""
         saves = self._saves_of(partitions, offloaded)
         for path, partition in partitions.items():
             self._blocks[path].use(partition, saves)
 
     def _saves_of(
-        self, partitions: Mapping[str, Partition], offloaded: Mapping[str, int] | None
+        self, partitions: Mapping[str, Partition], offloaded: Mapping[str, SentTensors] | None
     ) -> OffloadedSaves | None:
         return OffloadedSaves(self._model, offloaded, list(partitions)) if offloaded else None
 
