@@ -34,7 +34,7 @@ class Smooth(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)))
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Tanh()) for _ in range(3)))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.sin(self.blocks(x)) * x.exp()
@@ -64,7 +64,7 @@ def squares_in_loss() -> Step:
 EXAMPLES = (
     Example("one-op", on_random_matrix(OneOp)),
     Example("nothing-saved", on_random_matrix(NothingSaved)),
-    Example("smooth-fp64", smooth),
+    Example("smooth-fp64", smooth, has_blocks=True),
     Example("twenty-layers", on_random_matrix(twenty_layers)),
     Example("squares-in-loss", squares_in_loss),
 )
