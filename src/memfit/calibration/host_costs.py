@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from memfit.calibration.engine_costs import engine_costs_on_cpu
 from memfit.calibration.trial_plans import plan_of_every_second_that_replays
 from memfit.capture.measuring.step_times import timed_interleaved
 from memfit.capture.measuring.throttling import is_device_bound
@@ -54,9 +55,9 @@ _NO_DIFFERENCE = 0.01
 def with_host_costs(
     profile: ModelProfile, captured: CapturedStep, step: TrainingStep, state: KeptState
 ) -> ModelProfile:
-    """Return ``profile`` with what the host spends on plans; unchanged where host and device are the same."""
+    """Return ``profile`` with what the host spends on plans; unchanged where that is not known."""
     if profile.host is None:
-        return profile
+        return replace(profile, host=engine_costs_on_cpu(engine_name())) if profile.device == "cpu" else profile
     host = replace(
         profile.host,
         runs_ahead=runs_ahead(profile, captured.synchronized.seconds, forward_waits=captured.forward_waits),

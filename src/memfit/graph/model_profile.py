@@ -147,7 +147,9 @@ class HostCosts:
     a tensor that autograd saves under a saved-tensor hook, and unpacking it; a replayed op.
     ``runs_ahead`` says that steps are launched while the device still computes the one before; a model that reads
     results back in its forward pass waits for them, and so for the step before. ``hooks_only_dropped_saves`` says that
-    where ops are recorded, saved-tensor hooks are active only around the saves of dropped values.
+    where ops are recorded, saved-tensor hooks are active only around the saves of dropped values. ``planned_pass`` is
+    what a pass by any plan takes beside all that. On a CPU, which is its own host, ``forward`` and ``backward`` are 0,
+    and whatever the engine does makes the step longer.
     """
 
     forward: Seconds
@@ -159,6 +161,7 @@ class HostCosts:
     replayed_op: Seconds
     runs_ahead: bool = False
     hooks_only_dropped_saves: bool = False
+    planned_pass: Seconds = 0.0
 
 
 HOST_SECONDS = ("forward", "backward", "recorded_op", "dropped_op", "module_entry", "hooked_save", "replayed_op")
@@ -189,7 +192,8 @@ class ModelProfile:
     ``peak_bytes`` is the measured peak of the plain step: everything that lived on the device, parameters included.
     ``device_bytes`` is all the memory that the device has, ``free_bytes`` how much of it this step can have at most,
     counting what it holds already; None where that is not known. ``measured_with`` says how the numbers were measured.
-    ``host`` is what the host has to do while the device computes; None where they are one, or it was not measured.
+    ``host`` is what the host has to do, while the device computes or, on a CPU, in its place; None where it was not
+    measured.
     ``inputs`` are the tensors that the model was called with. ``link`` connects to the host's memory; None where that
     is the device's own, or it was not measured. ``unthrottled_share`` is what the ops would take in all, as a share of
     their seconds in the step, on a device whose clock is not throttled. ``chunks_loss`` is whether the step computes a

@@ -154,7 +154,7 @@ class RecordingChoice:
         # A save is hooked once in each pass. An op with several dropped outputs is dropped once; so few have that
         # counting values is as good.
         return Seconds(
-            forward=recording + hooking / 2 + costs.dropped_op * len(dropped),
+            forward=costs.planned_pass + recording + hooking / 2 + costs.dropped_op * len(dropped),
             backward=hooking / 2 + costs.replayed_op * num_replayed,
         )
 

@@ -8,9 +8,11 @@ the backward pass, and the device f and b to compute them, each of several steps
     F + b      it waits until the forward pass is launched: only where the host cannot begin the step before the device
                has ended the last one (`HostCosts.runs_ahead`).
 
+On a CPU the two are one: the step is as long as what both do.
+
 A plan adds its replays to b and to B, what recording costs to F and B, and what the device waits for copies to f and b:
-the host continues meanwhile. Where host and device are one, or what the host spends was not measured, a plan adds the
-seconds of its replays and of that waiting, and no more.
+the host continues meanwhile. Where what the host spends was not measured, a plan adds the seconds of its replays and of
+that waiting, and no more.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class StepTime:
         self._recording = recording
         self._host_seconds_offloading = 0.0 if profile.link is None else profile.link.host_seconds
         self._device = device_seconds(profile.ops)
+        self._are_one = profile.device == "cpu"
         self.launches_may_matter = self._launches_may_matter(profile)
 
     @property
@@ -64,6 +67,8 @@ class StepTime:
         ``num_offloaded`` of the values go to the host, which has to send and to fetch them, and for which the device
         may be ``waiting``.
         """
+        if self._are_one and self._host is not None and dropped:
+            return replay_seconds + sum(waiting) + sum(self._recording.cost_of(dropped, num_runs))
         if not self.launches_may_matter or not dropped:
             return replay_seconds + sum(waiting)
         forward, backward = self._recording.cost_of(dropped, num_runs)
@@ -87,7 +92,7 @@ class StepTime:
 
     def _launches_may_matter(self, profile: ModelProfile) -> bool:
         """Return whether the plan that records and replays everything keeps the device waiting."""
-        if self._host is None:
+        if self._host is None or self._are_one:
             return False
         forward_ops = [op for op in profile.ops if op.phase is Phase.FORWARD]
         forward = {output for op in forward_ops for output in op.outputs if output is not None}
