@@ -53,7 +53,9 @@ def test_layers_come_back_as_they_were_written(
     tmp_path_factory: pytest.TempPathFactory, layers: list[LayerMemoryProfile], names: list[str | None]
 ) -> None:
     named = tuple(replace(layer, name=name) for layer, name in zip(layers, names, strict=False))
-    path = tmp_path_factory.getbasetemp() / "drawn-layers.json"
+    folder = tmp_path_factory.getbasetemp() / "drawn-layers"
+    folder.mkdir(exist_ok=True)
+    path = folder / "layers.json"
     save_layers(named, path)
     assert load_layers(path) == named
     assert [entry.name for entry in path.parent.iterdir()] == ["layers.json"]
