@@ -249,3 +249,23 @@ def test_after_ctrl_c_in_the_planned_step_the_model_is_as_it_was() -> None:
     assert not any("forward" in vars(module) for module in model.modules())
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up = torch.nn.Linear(width, 4 * width)
+        self.down = torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_block_that_the_user_compiled_may_release_a_value_before_its_backward_pass_reads_it() -> None:
+    model = torch.nn.Sequential(*(Residual(32) for _ in range(4)))
+    model[1] = torch.compile(model[1], backend="aot_eager")
+    batch = torch.randn(128, 32)
+    plain_peak = memfit.profile(model, batch, loss=torch.sum).peak_bytes
+    assert memfit.fit(model, batch, loss=torch.sum, budget=int(0.8 * plain_peak)).verification.holds

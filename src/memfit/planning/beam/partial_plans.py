@@ -122,7 +122,7 @@ class PartialPlans:
     def decide(self, op: int, choices: Sequence[tuple[int, ...]], chosen: Ints) -> None:
         """Decide on the next op, the last of those that are left: which choice each row makes."""
         step = self._step
-        self._reach(op, 1 + max(step.last_release_of_value[value] for value in step.op_outputs[op]))
+        self._reach(op, 1 + max(max(step.last_release_of_value[v], self._last_slot(v)) for v in step.op_outputs[op]))
         for value in step.op_outputs[op]:
             is_saved = np.array([value not in dropped for dropped in choices])
             self._save(value, np.flatnonzero(is_saved[chosen]))
@@ -136,6 +136,11 @@ class PartialPlans:
                 table.pop(value, None)
         if len(self._starts) > self._num_columns_merged:
             self._merge_columns(op)
+
+    def _last_slot(self, value: int) -> int:
+        """Return the last slot that its own read lets a value be replayed in: compiled code may release it before."""
+        read = self._first_read[value]
+        return read if read < self._step.num_ops else -1
 
     def _save(self, value: int, rows: Ints) -> None:
         step, storage = self._step, self._step.value_storage[value]
