@@ -48,6 +48,8 @@ class TrainingStep:
         # Whether Python may decide by random numbers what a run does.
         self.branches_at_random = False
         self.num_steps_before = 0
+        # Leaves, and the form of the gradients of the step before, which a step function clears after its first ops.
+        self.gradients_at_start: tuple[tuple[Tensor, torch.Size, torch.dtype, torch.device], ...] = ()
 
     @property
     def ranks(self) -> Ranks:
@@ -76,6 +78,8 @@ class TrainingStep:
         module. Recordings find them exactly, op by op.
         """
         optimizer = self.optimizer
+        for leaf, shape, dtype, device in self.gradients_at_start:
+            leaf.grad = torch.zeros(shape, dtype=dtype, device=device)
         if self.arguments.step is None:
             self.run_forward_and_backward(on_phase)
         else:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from memfit.capture.state.python_state import AttributeSnapshot
 from memfit.capture.state.random_states import RandomStates
 from memfit.capture.state.reached_objects import ReachedObjects
+from memfit.capture.state.step_gradients import ZEROING_OPS, StepGradients
 from memfit.capture.step_arguments import innermost_optimizer, optimizers_within, refuse_optimizer_with_closures
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.local_tensors import has_dtensor, is_dtensor
@@ -50,7 +51,7 @@ class KeptState:
     when the block that `kept_optimizer` goes around ends. Where a step function steps optimizers several times, later
     gradients depend on that state, and it is put back after each run too.
 
-    With kept gradients, each run but the first begins with the gradients of the first, filled with zeros.
+    Each run but the first begins with the gradients that the step before it leaves in a training loop.
     """
 
     def __init__(self, step: TrainingStep) -> None:
@@ -64,13 +65,13 @@ class KeptState:
         self._optimizer_states: list[AttributeSnapshot] = []
         self._writes: list[_FirstWrites] = []
         self._num_watched_runs = 0
-        self._num_runs_to_watch = num_warm_up_steps(step.model)
+        self._gradients = StepGradients(step)
+        self._num_runs_to_watch = max(num_warm_up_steps(step.model), self._gradients.num_runs_to_watch)
         self._steps_optimizers = False
         self._attributes = AttributeSnapshot([])
         self._num_optimizers_in_attributes = -1
         self._changes_attributes = False
         self._draws_random_numbers = False
-        self._kept_gradients: list[tuple[Tensor, Tensor]] = []
         self._random_states = RandomStates(())
 
     @property
@@ -103,8 +104,8 @@ class KeptState:
             with self._watching_writes(always=may_write_more):
                 self._begin_run()
                 yield
-            if self._step.arguments.gradients == "kept" and not self._kept_gradients:
-                self._keep_gradients()
+            leaves = [*self._leaves, *(leaf for writes in self._writes for leaf in writes.leaves)]
+            self._gradients.learn(leaves, fills_with_zeros=any(writes.zeroed_gradients for writes in self._writes))
         finally:
             random_states.restore()
             for leaf, gradient in gradients:
@@ -195,17 +196,11 @@ class KeptState:
 
     def _begin_gradients(self) -> None:
         self._drop_gradients()
-        for leaf, kept_gradient in self._kept_gradients:
-            leaf.grad = kept_gradient.zero_()
+        self._gradients.begin()
 
     def _drop_gradients(self) -> None:
         for leaf in self._leaves:
             leaf.grad = None
-
-    def _keep_gradients(self) -> None:
-        leaves = [*self._leaves, *(leaf for writes in self._writes for leaf in writes.leaves)]
-        found = {id(leaf): (leaf, leaf.grad) for leaf in leaves if leaf.grad is not None}
-        self._kept_gradients = [(leaf, gradient) for leaf, gradient in found.values() if gradient is not None]
 
     @contextmanager
     def kept_optimizer(self) -> Iterator[None]:
@@ -227,6 +222,7 @@ class KeptState:
         if not self._writes:
             self._writes.append(self._first_writes())
         writes = self._writes[-1]
+        writes.gradients = frozenset(map(id, self._gradients.kept))
         num_steps = 0
 
         def see(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -300,6 +296,9 @@ class _FirstWrites(DispatchMode):
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._gradients: dict[int, tuple[Tensor, Tensor | None]] = {}
         self.met_collectives = False
+        # By the ids of gradients that the run began with, and whether one of them was filled with zeros.
+        self.gradients: frozenset[int] = frozenset()
+        self.zeroed_gradients = False
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(op, types, args, kwargs or {})
@@ -314,6 +313,8 @@ class _FirstWrites(DispatchMode):
             return op(*args, **kwargs)
         self.met_collectives |= rule.name.startswith(_COLLECTIVES)
         arguments = tensors_in((args, kwargs))
+        if rule.name in ZEROING_OPS:
+            self.zeroed_gradients |= not self.gradients.isdisjoint(map(id, arguments))
         self._mark(arguments, _OUTSIDE)
         for tensor in arguments:
             # What the step made looks like a leaf too, once backward has let go of the graph behind it.
