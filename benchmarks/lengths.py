@@ -196,7 +196,7 @@ def predicted_overhead(plan: memfit.Plan, profile: memfit.ModelProfile) -> float
     recomputed = {
         index for index, value in enumerate(profile.values) if plan.decisions.get(value.name) is Decision.RECOMPUTE
     }
-    return known.simulation(known.step.recomputed_of(recomputed)).added_seconds / profile.step_seconds
+    return known.simulation(frozenset(known.step.recomputed_of(recomputed))).added_seconds / profile.step_seconds
 
 
 if __name__ == "__main__":
