@@ -15,13 +15,16 @@ from tests.compiled.compiled_models import WIDTH, BranchingBlock, DropoutBlock, 
 from tests.compiled.measured_models import Case, compiled_profile, gradients, measured, same
 from tests.loop_peaks import peaks_of_steps
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
+from memfit.compiled.partition_menus import LEAST
 from memfit.planning.partitions.partition_mix import PartitionMix
 from memfit.profiling import with_compiled_blocks
+from memfit.progress import Quiet
 from memfit.runtime.compiling.planned_blocks import PlannedBlocks
 
 
@@ -262,6 +265,32 @@ def test_blocks_that_cannot_be_compiled_stay_in_eager_and_say_why(block: type[nn
         fitted = memfit.fit(model, batch, loss=torch.sum, budget=profile.peak_bytes, compile=True)
     assert fitted.plan.compiled is None
     assert fitted.verification.holds
+
+
+class _NoCompilerForMenus(Quiet):
+    """Takes the C++ compiler away once the blocks were compiled for the first time."""
+
+    def stage(self, name: str, num_steps: int | None = None) -> None:
+        if name == "compiling blocks" and num_steps is not None:
+            inductor_config.cpp.cxx = ("no-such-compiler",)
+
+
+# Code that an earlier run of the test left in a cache needs no compiler.
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
+def test_partitions_that_cannot_be_compiled_are_left_out_with_a_warning() -> None:
+    torch.manual_seed(0)
+    # Of a width of its own, so that no other test has compiled it.
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH + 8, WIDTH + 8), nn.GELU()) for _ in range(3)))
+    step = TrainingStep(model, StepArguments(torch.randn(4, WIDTH + 8), torch.sum))
+    profile = memfit.profile(model, step.batch, loss=torch.sum)
+    with (
+        inductor_config.patch({"force_disable_caches": True, "cpp.cxx": inductor_config.cpp.cxx}),
+        pytest.warns(UserWarning, match="partitions are left out, since compiling a block failed with them"),
+    ):
+        compiled = with_compiled_blocks(profile, step, _NoCompilerForMenus(), num_cuts=2).compiled
+    assert compiled is not None
+    assert [partition.name for kind in compiled.kinds for partition in kind.partitions] == [LEAST.name]
+    assert compiled.not_compiled == {}
 
 
 def test_what_a_block_raises_is_passed_on_and_the_block_stays_compiled(small: Case) -> None:

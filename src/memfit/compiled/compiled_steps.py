@@ -9,6 +9,7 @@ engine recomputes outside blocks. In a job of several processes, all try the sam
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -166,17 +167,33 @@ class _CompiledStep:
         return merged_kinds(self._step.ranks.gathered(kinds))
 
     def _compiled_trials(self, kinds: Sequence[CompiledKind]) -> dict[int, Trial]:
-        """Return a trial for each place in the menus, compiled, without those for which the device has no memory."""
+        """Return a trial for each place in the menus, compiled.
+
+        Left out are those for which the device has no memory, and those that could not be compiled.
+        """
         trials: dict[int, Trial] = {}
+        failures: dict[str, str] = {}
         num_places = max((len(kind.partitions) for kind in kinds), default=0)
         self._progress.stage("compiling blocks", num_steps=num_places)
         for place in range(num_places):
             trial = Trial(_partitions_at(kinds, place))
-            if self._fits(trial):
+            borders = TimeBorders(self._device)
+            fits = self._fits(trial, borders)
+            borders.close()
+            failed = dict(chain.from_iterable(each.items() for each in self._step.ranks.gathered(borders.failures)))
+            failures |= failed
+            if fits and not failed:
                 trials[place] = trial
             self._progress.advance()
+        if failures and trials:
+            path, reason = next(iter(failures.items()))
+            warnings.warn(
+                f"{num_places - len(trials)} of {num_places} partitions are left out, since compiling a block failed "
+                f"with them; {path!r}: {reason}",
+                stacklevel=2,
+            )
         if not trials:
-            self._not_compiled |= {path: _NO_MEMORY for kind in kinds for path in kind.blocks}
+            self._not_compiled |= {path: failures.get(path, _NO_MEMORY) for kind in kinds for path in kind.blocks}
         return trials
 
     def _fits(self, trial: Trial, borders: TimeBorders | None = None) -> bool:
