@@ -25,6 +25,7 @@ METHODS = {
     "selective: save matmuls + attention": "torch: selective, save matmuls + attention",
     "torchtitan's selective rule": "torchtitan: selective, every 2nd matmul",
 }
+COMPILED = ("eager, save everything", "memfit, compiled blocks, chunked loss")
 
 
 def test_the_example_runs_and_prints_what_is_shown() -> None:
@@ -64,6 +65,15 @@ def test_the_tables_show_the_committed_results(label: str) -> None:
                 rows[method]["ratio"] for method in (METHODS[label], f"memfit at the peak of ({METHODS[label]})")
             ]
         assert shown == [f"{ratio:.3f}" for ratio in expected]
+
+
+def test_the_compiled_plans_it_shows_are_measured_ones() -> None:
+    results = json.loads((ROOT / "benchmarks/results/frontier-h200/llama-2048-compiled-plans.json").read_text())
+    rows = results["models"]["llama-2048"]["compiled-plans"]["groups"]["chunked loss"]["rows"]
+    measured = {(f"{row['activation_peak_bytes'] / 2**30:.1f} GiB", f"{row['ratio']:.3f}") for row in rows}
+    shown = [(size, ratio) for label in COMPILED for size, ratio in rows_of(label)]
+    assert len(shown) == 4
+    assert set(shown) <= measured
 
 
 def test_the_command_is_one_and_its_target_takes_the_argument() -> None:
