@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -417,12 +418,52 @@ def test_gradients_that_are_kept_are_counted_from_the_start() -> None:
     assert verification.plain_peak_bytes == kept.peak_bytes
 
 
-def test_a_step_that_draws_from_a_generator_is_refused() -> None:
-    model = network()
-    batches = (rows() for _ in range(100))
+class Drawing:
+    """A loop that draws its batches in its step."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.model = network()
+        self.batches = batches
+
+    def step(self) -> None:
+        self.model(next(self.batches)).sum().backward()
+
+
+ITERATORS: dict[str, Callable[[list[Tensor]], Iterator[Any]]] = {
+    "generator": lambda batches: (batch for batch in batches),
+    "map": lambda batches: map(torch.neg, batches),
+    "zip": lambda batches: zip(batches, batches, strict=True),
+    "enumerate": enumerate,
+    "cycle": itertools.cycle,
+    "_SingleProcessDataLoaderIter": lambda batches: iter(torch.utils.data.DataLoader(batches)),
+}
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+@pytest.mark.parametrize("is_attribute", [False, True], ids=["variable", "attribute"])
+def test_a_step_that_draws_from_what_cannot_be_put_back_is_refused_before_it_runs(
+    kind: str, is_attribute: bool
+) -> None:
+    model, batches = network(), ITERATORS[kind]([rows() for _ in range(9)])
 
     def step() -> None:
-        model(next(batches)).sum().backward()
+        raise AssertionError(f"nothing may be drawn from {batches}")
 
-    with pytest.raises(memfit.InvalidParameterError, match="refers to a generator, which cannot be put back"):
-        memfit.profile(model, step=step)
+    loop = Drawing(batches)
+    with pytest.raises(memfit.InvalidParameterError, match=f"refers to an? {kind}, which cannot be put back"):
+        memfit.profile(loop.model if is_attribute else model, step=loop.step if is_attribute else step)
+
+
+def test_iterators_of_lists_and_counts_are_put_back() -> None:
+    model, batches = network(), [torch.full((6, 8), float(number)) for number in range(9)]
+    drawn, count, held = iter(batches), itertools.count(3), {"batches": iter(tuple(batches))}
+    loop = Drawing(iter(batches))
+
+    def step() -> None:
+        next(count)
+        loop.step()
+        model(next(drawn) + next(held["batches"])).sum().backward()
+
+    memfit.profile(model, step=step)
+    assert next(count) == 3
+    assert all(next(each) is batches[0] for each in (drawn, held["batches"], loop.batches))

@@ -8,7 +8,9 @@ named here are left alone.
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 import sys
 from array import array
 from collections import OrderedDict, defaultdict, deque
@@ -184,6 +186,20 @@ def _write_bit_generator(value: Any, state: Any) -> None:
     value.state = state
 
 
+def count_of(text: str) -> itertools.count[Any] | None:
+    """Return a count of whole numbers from its ``repr``; None for one of other numbers."""
+    numbers = re.fullmatch(r"count\((-?\d+)(?:, (-?\d+))?\)", text)
+    if numbers is None:
+        return None
+    return itertools.count(*(int(number) for number in numbers.groups() if number is not None))
+
+
+def _position_of(value: Any) -> int | None:
+    """Return how far an iterator has come; None where it is at its end, and knows no more what it went through."""
+    reduced = value.__reduce__()
+    return reduced[2] if len(reduced) > 2 else None
+
+
 _HEAP_TYPE = 1 << 9
 _BUILT_IN_METHOD = type(int.__new__)
 _EMPTY = object()
@@ -193,6 +209,12 @@ _CLOSED_PACKAGES = (sys.stdlib_module_names - _OPEN_PACKAGES) | {"torch", "memfi
 # Modules have snapshots of their own, tensors are put back by whoever sees them written, and what an optimizer keeps
 # is to stay from step to step.
 _LEFT_ALONE = (nn.Module, Tensor, torch.optim.Optimizer, torch.Size, torch.UntypedStorage, Enum)
+# Where such an iterator ends in a step, it cannot be put back.
+_ITERATOR = Kind(
+    read=_position_of,
+    has_changed=lambda value, state: _position_of(value) != state,
+    write=lambda value, state: None if state is None else value.__setstate__(state),
+)
 _DICT = Kind(dict.values, dict.copy, _dict_changed, _write_dict)
 # The attributes of an object are a dict like any other, and looked at as one.
 _ATTRIBUTES = Kind(_attributes_of)
@@ -209,6 +231,8 @@ _BUILT_IN: dict[type, Kind] = {
     deque: Kind(_itself, _read_deque, lambda value, state: _list_changed(_read_deque(value), state), _write_deque),
     set: Kind(_itself, set.copy, lambda value, state: not set.__eq__(value, state), _write_set),
     frozenset: Kind(_itself),
+    type(iter([])): _ITERATOR,
+    type(iter(())): _ITERATOR,
     bytearray: Kind(
         read=bytes,
         has_changed=bytearray.__ne__,

@@ -8,12 +8,11 @@ with one exception: an ``itertools.count`` cannot be turned back, so its holders
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from memfit.capture.state.python_objects import Kind, kinds_of
+from memfit.capture.state.python_objects import Kind, count_of, kinds_of
 
 # What lies in attributes themselves is always kept. Behind that, the nearest objects are, up to so many: a model that
 # refers to its trainer refers to everything.
@@ -133,8 +132,8 @@ class _Count:
 
     def begin_anew(self) -> None:
         """Let the states hold one that is where this one was; what differs from its state is then put back."""
-        numbers = re.fullmatch(r"count\((-?\d+)(?:, (-?\d+))?\)", self._text)
-        if numbers is not None:
-            self._count = itertools.count(*(int(number) for number in numbers.groups() if number is not None))
+        count = count_of(self._text)
+        if count is not None:
+            self._count = count
             for state, place in self.holders:
-                state[place] = self._count
+                state[place] = count

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sysconfig
 from collections import deque
-from collections.abc import Iterable, Mapping
-from types import CellType, CodeType, FunctionType, GeneratorType, MethodType
+from collections.abc import Iterable, Iterator, Mapping
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from memfit.capture.state.python_objects import kinds_of
+from memfit.capture.state.python_objects import count_of, kinds_of
 from memfit.errors import InvalidParameterError
 from memfit.runtime.torch_internals import DataLoaderIterator
 
@@ -37,8 +38,12 @@ class ReachedObjects:
         self._cells: list[CellType] = []
         self._globals: dict[tuple[int, str], dict[str, Any]] = {}
         self._seen: set[int] = set()
+        roots = list(roots)
         self._waiting: deque[Any] = deque(roots)
         self._alive: list[Any] = []
+        for root in roots:
+            if isinstance(root, MethodType):
+                _refuse_iterators_of(root)
         while self._waiting and len(self._seen) < _MOST_OBJECTS:
             self._visit(self._waiting.popleft())
 
@@ -110,12 +115,31 @@ class ReachedObjects:
                 self._visit_variable(namespace[name])
 
     def _visit_variable(self, value: Any) -> None:
-        if isinstance(value, (GeneratorType, DataLoaderIterator)):
-            raise InvalidParameterError(
-                f"step= or loss= refers to a {type(value).__name__}, which cannot be put back to where it was: draw "
-                "the batch before, pass it as batch=, and let the function take it as its argument"
-            )
+        _refuse_iterator(value)
         self._waiting.append(value)
+
+
+def _refuse_iterators_of(method: Any) -> None:
+    """Raise where the object of a step that is a method has an iterator that the method names."""
+    attributes = getattr(method.__self__, "__dict__", {})
+    code = getattr(method.__func__, "__code__", None)
+    if code is not None and not isinstance(method.__self__, nn.Module):
+        for name in _names_in(code):
+            _refuse_iterator(attributes.get(name))
+
+
+def _refuse_iterator(value: object) -> None:
+    """Raise where ``value`` is an iterator that cannot be put back to where it was."""
+    is_built_in = isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
+    if isinstance(value, DataLoaderIterator) or (
+        is_built_in and not isinstance(value, itertools.count) and not kinds_of(type(value))
+    ):
+        name = type(value).__name__
+        article = "an" if name[0] in "aeiou" else "a"
+        raise InvalidParameterError(
+            f"step= or loss= refers to {article} {name}, which cannot be put back to where it was: draw the batch "
+            "before, pass it as batch=, and let the function take it as its argument"
+        )
 
 
 def _is_of_a_library(function: Any) -> bool:
@@ -128,23 +152,43 @@ class Bindings:
     """What the variables of closures and some globals are bound to."""
 
     def __init__(self, cells: Iterable[CellType], names: Iterable[tuple[dict[str, Any], str]]) -> None:
-        self._cells = [(cell, _content_of(cell)) for cell in cells]
-        self._globals = [(namespace, name, namespace.get(name, _EMPTY)) for namespace, name in names]
+        self._cells = [(cell, _Bound(_content_of(cell))) for cell in cells]
+        self._globals = [(namespace, name, _Bound(namespace.get(name, _EMPTY))) for namespace, name in names]
 
     def have_changed(self) -> bool:
         """Return whether one of them is bound to another object now."""
-        return any(_content_of(cell) is not content for cell, content in self._cells) or any(
-            namespace.get(name, _EMPTY) is not value for namespace, name, value in self._globals
+        return any(bound.differs_from(_content_of(cell)) for cell, bound in self._cells) or any(
+            bound.differs_from(namespace.get(name, _EMPTY)) for namespace, name, bound in self._globals
         )
 
     def restore(self) -> None:
-        """Bind them to the same objects again."""
-        for cell, content in self._cells:
+        """Bind them to the same objects again; to another count, where one has counted on."""
+        for cell, bound in self._cells:
+            content = bound.content_again()
             if content is not _EMPTY:
                 cell.cell_contents = content
-        for namespace, name, value in self._globals:
-            if value is not _EMPTY:
-                namespace[name] = value
+        for namespace, name, bound in self._globals:
+            content = bound.content_again()
+            if content is not _EMPTY:
+                namespace[name] = content
+
+
+class _Bound:
+    """What a variable is bound to."""
+
+    def __init__(self, content: Any) -> None:
+        self._content = content
+        self._count = repr(content) if type(content) is itertools.count else ""
+
+    def differs_from(self, content: Any) -> bool:
+        """Return whether the variable is bound to another object now, or its count has gone on."""
+        return content is not self._content or bool(self._count and repr(content) != self._count)
+
+    def content_again(self) -> Any:
+        """Return what is to be bound."""
+        if self._count and repr(self._content) != self._count:
+            self._content = count_of(self._count) or self._content
+        return self._content
 
 
 def _content_of(cell: CellType) -> Any:
