@@ -64,11 +64,12 @@ def explored(
     """Return the plans for ``step``; ``forced`` values are recomputed in all of them, ``kept`` ones in none."""
     pool = Pool(step, forced=forced, kept=kept)
     pool.add(set())
-    # So that no budget which checkpointing of every block keeps is refused.
-    pool.add(BlockValues(step).inside(range(len(step.profile.blocks))))
     is_exact = len(values_that_matter(pool)) <= MOST_ENUMERATED_VALUES
     for propose in (all_choices,) if is_exact else proposers:
         pool.add_all(propose(pool))
+    # So that no budget which checkpointing of every block keeps is refused. Last, since proposers spend their tries on
+    # what lies around the plans that are there: on one profile this took 0.2 points when it came first.
+    pool.add(BlockValues(step).inside(range(len(step.profile.blocks))))
     frontier = tuple(pool.frontier())
     bound = LowerBound(step, pool.may_be_recomputed)
     peaks = frozenset() if is_exact else _likely_peaks(step, frontier)
