@@ -64,6 +64,11 @@ class StepOutline:
             return ("",)
         return tuple(dict.fromkeys(call.path for call in forward_passes(self.module_calls)))
 
+    @property
+    def num_passes(self) -> int:
+        """The number of forward passes."""
+        return sum(1 for _ in forward_passes(self.module_calls)) or 1
+
     def num_calls(self, recorded_modules: Collection[str]) -> dict[tuple[str, int, str], int | None]:
         """Return how often each op is called in each call of each recorded module, by path, number and op.
 

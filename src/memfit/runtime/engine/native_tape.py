@@ -92,5 +92,6 @@ def _in_native_form(native: Any, planned: PlannedModule) -> object:
             planned.window_bytes,
             planned.records,
             planned.hooks_saves,
+            planned.num_passes,
         )
     return planned.in_native_form

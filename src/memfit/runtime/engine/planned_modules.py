@@ -102,7 +102,8 @@ class PlannedModule:
     ``records`` says that the ops inside are recorded, ``hooks_saves`` that saved-tensor hooks are installed inside.
     ``patterns`` and ``num_calls`` are those of a `CallPlan`, for the module's first call with gradients in a forward
     pass; ``later_calls`` has the plans of the calls after it. A call beyond those takes the plan that saves the fewest
-    values. At most ``window_bytes`` of offloaded values are being copied at a time.
+    values. The profiled step had ``num_passes`` forward passes. At most ``window_bytes`` of offloaded values are being
+    copied at a time.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class PlannedModule:
         window_bytes: int = 0,
         records: bool = True,
         hooks_saves: bool = True,
+        num_passes: int = 1,
     ) -> None:
         self.path = path
         self.place = Place(path, model)
@@ -124,6 +126,7 @@ class PlannedModule:
         self.window_bytes = window_bytes
         self.records = records
         self.hooks_saves = hooks_saves
+        self.num_passes = num_passes
         # The same for the engine in C++, made when it first runs this module.
         self.in_native_form: object = None
 
@@ -159,10 +162,13 @@ def planned_modules_of(plan: Plan, model: nn.Module) -> list[PlannedModule]:
                 later_calls=later,
                 window_bytes=plan.window_bytes,
                 hooks_saves=path in hooked,
+                num_passes=outline.num_passes,
             )
         )
     hooked_only = [path for path in plan.hooked_modules if path not in calls]
-    return recording + [PlannedModule(path, model, {}, records=False) for path in hooked_only]
+    return recording + [
+        PlannedModule(path, model, {}, records=False, num_passes=outline.num_passes) for path in hooked_only
+    ]
 
 
 # Op name -> for each of its calls in one call of a module, the decision for each output.

@@ -114,7 +114,7 @@ class ForwardPass {
   PyObject* run(const intrusive_ptr<PlannedModule>& module, PyObject* forward, PyObject* args, PyObject* kwargs) {
     if (!begins_in_) {
       begins_in_ = module;
-      tape_->save_hooks.begin_pass(module->last_pass.read());
+      tape_->save_hooks.begin_pass(module->last_passes.read(module->num_passes));
     }
     std::optional<Inside> inside;
     if (are_hooks_as_left()) inside.emplace(*this, module);
@@ -128,7 +128,7 @@ class ForwardPass {
     tape_->close();
     if (!begins_in_) return;
     auto noted = tape_->save_hooks.end_pass();
-    if (!noted.empty()) begins_in_->last_pass.write(std::move(noted));
+    if (!noted.empty()) begins_in_->last_passes.write(std::move(noted));
     begins_in_.reset();
   }
 

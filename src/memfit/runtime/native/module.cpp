@@ -51,10 +51,12 @@ CallPlan call_plan_from(const py::dict& patterns, const py::dict& num_calls) {
 }
 
 intrusive_ptr<PlannedModule> planned_module_from(py::object place, const py::list& calls, size_t beyond,
-                                                 size_t window_bytes, bool records, bool hooks_saves) {
+                                                 size_t window_bytes, bool records, bool hooks_saves,
+                                                 size_t num_passes) {
   auto planned = make_intrusive<PlannedModule>();
   planned->records = records;
   planned->hooks_saves = hooks_saves;
+  planned->num_passes = num_passes;
   planned->window_bytes = window_bytes;
   planned->path = place.attr("path").cast<std::string>();
   planned->place = std::move(place);
