@@ -23,7 +23,7 @@ from memfit.planning.simulate.simulator import simulated
 from memfit.planning.step import Step
 from memfit.planning.step.offload_rules import Offloading
 from memfit.runtime.allocation_meter import AllocationMeter
-from memfit.verification.methods import planned
+from memfit.verification.methods import Planned
 from memfit.verification.trials import Trials
 
 NUM_LINKS = 6
@@ -170,7 +170,7 @@ def test_measured_peaks_are_the_predicted_ones(name: str, engine: str, monkeypat
                 window_bytes=offloading.window_bytes,
             )
             predicted.append(simulated(step, recomputed, offloading).peak_bytes)
-            measured.append(trials.measured(planned(plan)).peak_bytes)
+            measured.append(trials.measured(Planned(plan)).peak_bytes)
     # A prediction holds for the whole step what no op accounts for at the peak of the plain step.
     most_below = unaccounted_bytes(profile) + FEW_BYTES
     # The engine in Python reads the state of a generator as a tensor, which takes memory for a moment.

@@ -14,7 +14,7 @@ from tests.engine.zoo import ZOO, Example
 import memfit
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
-from memfit.verification.methods import planned
+from memfit.verification.methods import Planned
 from memfit.verification.trials import Trials
 
 # Save-all, recompute as far as it goes, and six budgets between.
@@ -37,7 +37,7 @@ def test_measured_peaks_are_the_predicted_ones_and_within_budget(example: Exampl
         for point in memfit.frontier(profile, points=NUM_POINTS):
             plan = memfit.plan(profile, budget=point.peak_bytes)
             assert plan.predicted_peak_bytes <= point.peak_bytes
-            measured = trials.measured(planned(plan)).peak_bytes
+            measured = trials.measured(Planned(plan)).peak_bytes
             # Plans follow measured times, so that each run tries others; nearly all peaks are exact.
             below = plan.predicted_peak_bytes - measured
             # What is planned for a later step, or for one that skips nothing, is more than this step takes.

@@ -24,7 +24,7 @@ from memfit.progress import Progress
 from memfit.runtime.native.native_build import build_engine
 from memfit.units import format_bytes
 from memfit.verification.comparing import CHECKPOINTED, PLAIN, measure_methods
-from memfit.verification.methods import Method, checkpointed, plain, planned
+from memfit.verification.methods import Method, Planned, checkpointed, plain
 
 # Budgets lie at these shares of the distance from the smallest peak to the plain one.
 _BUDGET_SHARES = (0.66, 0.33, 0.05)
@@ -75,11 +75,11 @@ def _demonstrated(sizes: Sizes, progress: Progress) -> Demonstration:
     progress.stage("planning")
     points = frontier(profile, points=_NUM_POINTS)
     plans = _plans_at_three_budgets(profile, points)
-    methods: dict[str, Method] = {PLAIN: plain, **{label: planned(plan) for label, plan in plans.items()}}
+    methods: dict[str, Method] = {PLAIN: plain, **{label: Planned(plan) for label, plan in plans.items()}}
     methods[CHECKPOINTED] = checkpointed([block.path for block in profile.blocks])
     measured = measure_methods(step, methods, progress)
     progress.stage("training, plain and planned", num_steps=2 * sizes.num_training_steps)
-    smallest = planned(list(plans.values())[-1])
+    smallest = Planned(list(plans.values())[-1])
     return Demonstration(
         profile,
         points,

@@ -87,9 +87,8 @@ def load_profile(path: str | os.PathLike[str]) -> ModelProfile:
         checks={**COMPILED_CHECKS, ModuleCall: _check_call, ModelProfile: _check_profile},
     )
     records.readers |= {
-        # The first version of the format has no order of the reads before one op.
-        Save: records.positional(Save, fewest=3),
-        ModuleCall: records.positional(ModuleCall, fewest=5),
+        Save: records.positional(Save),
+        ModuleCall: records.positional(ModuleCall),
         RecordedOp: records.record(RecordedOp, _USUAL_OP),
         Block: partial(_block, records.reader_of(LayerMemoryProfile)),
     }

@@ -120,16 +120,16 @@ class Records:
 
         return read
 
-    def positional(self, kind: Any, fewest: int) -> Reader:
-        """Return the reader of a data class that is written as a list of its fields' values, the last ones left out."""
+    def positional(self, kind: Any) -> Reader:
+        """Return the reader of a data class that is written as a list of its fields' values."""
         names = [field.name for field in written_fields(kind)]
         read = self.record(kind)
 
         def read_list(entry: Any, name: str) -> Any:
-            if not isinstance(entry, list) or not fewest <= len(entry) <= len(names):
+            if not isinstance(entry, list) or len(entry) != len(names):
                 plural = name.partition("[")[0]
                 raise InvalidParameterError(f"{plural} must be lists of {', '.join(names)}; got {shown(entry)}")
-            return read(dict(zip(names, entry, strict=False)), name)
+            return read(dict(zip(names, entry, strict=True)), name)
 
         return read_list
 

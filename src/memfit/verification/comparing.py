@@ -12,7 +12,7 @@ from memfit.graph.plan import Plan
 from memfit.graph.verification import MethodResult, quartiles_of
 from memfit.progress import Progress, Quiet
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
-from memfit.verification.methods import Method, checkpointed, plain, planned
+from memfit.verification.methods import Method, Planned, checkpointed, plain
 from memfit.verification.trials import Measured, Trials
 
 PLAIN, PLANNED, CHECKPOINTED = "plain step", "memfit", "torch: checkpoint every block"
@@ -47,7 +47,7 @@ def compare(
     step: TrainingStep, plan: Plan, block_paths: tuple[str, ...], progress: Progress | None = None
 ) -> tuple[MethodResult, ...]:
     """Measure the plain step, ``plan``, and torch's checkpointing of the blocks at ``block_paths``."""
-    methods: dict[str, Method] = {PLAIN: plain, PLANNED: planned(plan), CHECKPOINTED: checkpointed(block_paths)}
+    methods: dict[str, Method] = {PLAIN: plain, PLANNED: Planned(plan), CHECKPOINTED: checkpointed(block_paths)}
     return measure_methods(step, methods, progress)
 
 

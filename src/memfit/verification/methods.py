@@ -42,16 +42,11 @@ class Planned:
         self.unplanned = self.unplanned or applied.check.unplanned
 
 
-def planned(plan: Plan) -> Planned:
-    """Run the model by ``plan``."""
-    return Planned(plan)
-
-
 def compiled_reference(plan: Plan) -> Method:
     """Run the blocks that ``plan`` compiles compiled, and save everything in them and outside of them."""
     assert plan.compiled is not None
     compiled = plan.compiled.reference()
-    return planned(replace(plan, compiled=compiled, decisions={}, recorded_modules=(), hooked_modules=(), outline=None))
+    return Planned(replace(plan, compiled=compiled, decisions={}, recorded_modules=(), hooked_modules=(), outline=None))
 
 
 def checkpointed(paths: Sequence[str]) -> Method:

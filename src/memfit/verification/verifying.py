@@ -24,7 +24,7 @@ from memfit.runtime.checks.input_check import warn_of_larger_inputs
 from memfit.runtime.checks.pass_check import warn_of_calls
 from memfit.runtime.chunked_loss.language_model_head import noting_type_of_logits
 from memfit.units import format_bytes
-from memfit.verification.methods import Method, Planned, compiled_reference, plain, planned
+from memfit.verification.methods import Method, Planned, compiled_reference, plain
 from memfit.verification.trials import Trials
 
 
@@ -83,7 +83,7 @@ def faster_of(step: TrainingStep, plans: Sequence[Plan], progress: Progress) -> 
         return 0
     with plans_set_aside(step.model):
         trials = Trials(step)
-        methods = [planned(plan) for plan in plans]
+        methods = [Planned(plan) for plan in plans]
         with trials.kept_optimizer():
             for method in methods:
                 trials.warm_up(method)
@@ -101,7 +101,7 @@ def _compared(step: TrainingStep, plan: Plan, progress: Progress) -> Verificatio
         with noting_type_of_logits(step.model, types) if plan.chunks_loss and reference is plain else nullcontext():
             trials.warm_up(plain)
         progress.advance()
-        by_plan = planned(plan)
+        by_plan = Planned(plan)
         methods: tuple[Method, ...] = (reference, by_plan)
         for method in methods:
             if method is not plain:
@@ -158,7 +158,7 @@ def planned_alone(step: TrainingStep, plan: Plan, progress: Progress) -> Verific
     trials = Trials(step, plain_fits=False)
     with trials.kept_optimizer():
         progress.stage("measuring the peak", num_steps=2)
-        by_plan = planned(plan)
+        by_plan = Planned(plan)
         trials.warm_up(by_plan)
         progress.advance()
         measured = trials.measured(by_plan)
