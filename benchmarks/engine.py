@@ -53,7 +53,7 @@ def methods(model: GPT, batch: Tensor) -> dict[str, Method]:
     peers = eager_peers(list(model.blocks))
     return {
         "plain": contextlib.nullcontext,
-        # Tells the spread between two equal methods, and whether the kernels themselves give the same bits twice.
+        # Shows the spread between two equal methods, and whether the kernels themselves give the same bits twice.
         "plain again": contextlib.nullcontext,
         "memfit: pointwise replayed": lambda: memfit.apply(model, pointwise),
         "memfit: blocks replayed": lambda: memfit.apply(model, full),

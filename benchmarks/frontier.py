@@ -52,7 +52,7 @@ from memfit.units import format_bytes
 _VERSIONS_OF = ("torch", "transformers", "timm", "torchvision", "numpy", "scipy", "memfit")
 # Below so many rounds, quartiles mean nothing.
 _FEWEST_ROUNDS = 3
-# Ways that are dear to enter run all their steps in one go, as many for each round.
+# Methods that take long to enter run all their steps together, as many for each round.
 _STEPS_ALONE_IN_A_ROUND = 2
 # Plain steps compared with a plain step, to know how far the kernels' own sums stray: about as many as there are plans,
 # for the largest of many draws is larger than that of few.

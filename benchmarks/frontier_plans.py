@@ -46,7 +46,7 @@ def groups_of_plans(
 class Plans:
     """memfit's plans by label, with the seconds each took, and what could not be planned and why.
 
-    They are a group with the peers whose peaks are given. In the race, ``suffix`` tells them from those of others.
+    They are a group with the peers whose peaks are given. In the race, ``suffix`` distinguishes them from others.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
     python benchmarks/frontier_plots.py benchmarks/results/frontier-h200/*.json --out docs/images
 
 Bars are quartiles. What is far slower than the rest (save_on_cpu) is drawn at the upper edge with its number, so that
-the rest can be told apart. The colours are those of Okabe and Ito, which colour-blind people can tell apart; markers
+the rest can be distinguished. The colours are those of Okabe and Ito, distinct for colour-blind readers too; markers
 differ too.
 """
 
@@ -42,7 +42,7 @@ _OFFSETS = [
     for distance in (8, 16, 26, 38)
     for across, up in ((1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (-1, 0))
 ]
-# For points at the upper edge, which lie close together: right below, so that each can be told whose it is.
+# For points at the upper edge, which lie close together: right below, so that it is clear whose each is.
 _OFFSETS_BELOW = [(across, -distance) for distance in (14, 28, 42, 56) for across in (0, -1, 1)]
 # What is slower than this many times the slowest of memfit's overheads goes to the edge.
 _EDGE = 2.0

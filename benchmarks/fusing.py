@@ -2,7 +2,7 @@
 
     python benchmarks/fusing.py [MODEL ...] [--rounds N] [--out FILE]
 
-Each chain is dropped and brought back again and again. Told are the microseconds that the device takes, op by op and at
+Each chain is dropped and replayed many times. The table has the microseconds of the device, op by op and at
 once, and the bytes a second that the one kernel reads and writes. Of a model, the step takes turns with half of its
 memory above the smallest peak: plain, op by op and fused.
 """

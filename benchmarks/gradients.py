@@ -1,4 +1,4 @@
-"""How far the gradients of two steps are apart, and kernels that let that be told."""
+"""How far the gradients of two steps are apart, and kernels that make it measurable."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Race:
         self._same_as[name] = same_as
 
     def run_alone(self, name: str, method: Method, *, num_steps: int, reference: Sequence[Tensor]) -> None:
-        """Take peak, gradients and times without leaving the method in between: for one that is dear to enter."""
+        """Take peak, gradients and times without leaving the method in between: for one that takes long to enter."""
         entrant = self._entrants[name] = Entrant(method)
 
         def run() -> None:
@@ -161,7 +161,7 @@ class Race:
         """Compare all with the first method's gradients, and that with itself ``num_repeats`` times.
 
         ``kernel_noise`` is how far the first method differs from itself from run to run. Where it or another does, all
-        are compared with kernels that sum in a fixed order, so that a method that changes gradients can be told from
+        are compared with kernels that sum in a fixed order, so that changed gradients are not mistaken for
         kernels that are not reproducible; ``gradient_noise`` is how far the first method differs from itself then. Call
         it after the peaks are taken, in which the reference must not be counted.
         """
@@ -196,7 +196,7 @@ class Race:
         def distances(num_steps: int) -> list[float]:
             return [compare(self._gradients_of_a_step(), reference) for _ in range(num_steps)]
 
-        # Kernels that stray do so nearly every time; how far, only many steps can tell.
+        # Kernels that stray do so nearly every time; how far, only many steps show.
         found = distances(min(num_repeats, _FEWEST_REPEATS))
         return max(found + distances(num_repeats - len(found)) if any(found) else found)
 

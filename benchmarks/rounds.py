@@ -16,7 +16,7 @@ _ROUNDS_OF_SLOW_WAYS = 2
 # Before a method's steps are timed, it runs for so long, and at least one step: until the host is as far ahead of the
 # device as it stays.
 _LEAD_IN_SECONDS, _MOST_LEAD_IN_STEPS = 0.3, 6
-# In each round its steps are then timed for so long, unless their number is told; and not fewer steps or more.
+# In each round its steps are then timed for so long, unless their number is given; and not fewer steps or more.
 _TIMED_SECONDS, _FEWEST_TIMED_STEPS, _MOST_TIMED_STEPS = 0.4, 2, 10
 # The method that all are compared with takes its turn again after so many others: an error of its is one of all.
 _OTHERS_BETWEEN_FIRST = 8
