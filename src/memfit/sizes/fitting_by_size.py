@@ -16,7 +16,9 @@ from memfit.distributed.ranks import Ranks, ranks_of
 from memfit.errors import InvalidParameterError, MemfitError, VerificationError
 from memfit.fitted import Fitted, FittedBySize
 from memfit.graph.model_profile import ModelProfile, Phase
+from memfit.graph.plan import Decision, Plan
 from memfit.graph.size_plans import SizedPlan, SizePlans
+from memfit.planning.known_steps import known_step
 from memfit.planning.planner import plan as plan_step
 from memfit.profiling import ProfileMode, profile_of_step
 from memfit.progress import Progress
@@ -96,6 +98,20 @@ class _FittingBySize:
         seconds = profile.step_seconds * (1 + plan.predicted_overhead)
         return SizedPlan(self._form.sizes_of(shapes), replace(plan, budget_bytes=self._budget_bytes), seconds)
 
+    def _overhead_at(self, plan: Plan, sizes: Sizes) -> float:
+        """Return the overhead of ``plan`` for a step of these sizes; none where the model does not take them."""
+        try:
+            profile = self._profiles.at(self._form.shapes_at(sizes))
+        except MemfitError:
+            return 0.0
+        known = known_step(profile)
+        decisions = [plan.decisions.get(value.name, Decision.SAVE) for value in profile.values]
+        if Decision.OFFLOAD in decisions or not profile.step_seconds:
+            return plan.predicted_overhead
+        recomputed = {index for index, decision in enumerate(decisions) if decision is Decision.RECOMPUTE}
+        simulation = known.simulation(frozenset(known.step.recomputed_of(recomputed)))
+        return simulation.added_seconds / profile.step_seconds
+
     def _measured(self) -> dict[Shapes, ModelProfile]:
         """Return the profiles of the given batches."""
         self._progress.stage("profiling the other sizes")
@@ -164,7 +180,7 @@ class _FittingBySize:
                 refused.append(error)
                 raise
 
-        plans = plans_for_sizes(plan_at, self._form.least_sizes, largest, self._form.multiples)
+        plans = plans_for_sizes(plan_at, self._overhead_at, self._form.least_sizes, largest, self._form.multiples)
         if refused and len(plans.entries) == 1:
             warnings.warn(
                 f"no smaller size than the largest can be planned for, so that all batches run by its plan: "

@@ -8,12 +8,13 @@ from math import prod
 from typing import NamedTuple
 
 from memfit.errors import InfeasibleBudgetError, MemfitError
+from memfit.graph.plan import Plan
 from memfit.graph.size_plans import SizedPlan, SizePlans
 from memfit.sizes.batch_form import Sizes
 
 # A step between two planned sizes runs by the plan of the larger: it may be this share of a step slower than its own.
 _LARGEST_LOSS = 0.01
-_MOST_PLANS = 24
+_MOST_PLANS = 32
 # Where several sizes vary on their own, planned sizes are at least this share of the largest apart.
 _LEAST_EXTENT = 1 / 16
 
@@ -26,19 +27,34 @@ class _Cell(NamedTuple):
 
 
 def plans_for_sizes(
-    plan_at: Callable[[Sizes], SizedPlan], least: Sizes, largest: SizedPlan, multiples: Sizes
+    plan_at: Callable[[Sizes], SizedPlan],
+    overhead_at: Callable[[Plan, Sizes], float],
+    least: Sizes,
+    largest: SizedPlan,
+    multiples: Sizes,
 ) -> SizePlans:
     """Return plans for all sizes up to those of ``largest``, made by ``plan_at``; one is for the ``least``.
 
-    Where there are such sizes, planned sizes are multiples of ``multiples``. Sizes that ``plan_at`` refuses, because
-    the model does not take them, run by the next larger plan.
+    ``overhead_at`` returns the overhead of a plan for a step of other sizes than those that it was made for. Where
+    there are such sizes, planned sizes are multiples of ``multiples``. Sizes that ``plan_at`` refuses, because the
+    model does not take them, run by the next larger plan.
     """
     planned = {largest.sizes: largest}
     with suppress(MemfitError):
         planned.setdefault(least, plan_at(least))
+    costs: dict[tuple[Sizes, Sizes], float] = {}
+
+    def cost(cell: _Cell) -> float:
+        """Return the largest overhead in the cell: small steps may replay at a larger share."""
+        corner = tuple(map(max, cell.low, least))
+        if (cell.high, corner) not in costs:
+            plan = planned[cell.high].plan
+            costs[cell.high, corner] = max(plan.predicted_overhead, overhead_at(plan, corner))
+        return costs[cell.high, corner]
+
     cells = [_Cell(tuple(0 for _ in largest.sizes), largest.sizes)]
     while cells and len(planned) < _MOST_PLANS:
-        losses = {cell: _loss(planned, cell) for cell in cells}
+        losses = {cell: cost(cell) - _least_overhead(planned, cell) for cell in cells}
         cells = [cell for cell in cells if losses[cell] > _LARGEST_LOSS]
         if not cells:
             break
@@ -64,14 +80,14 @@ def plans_for_sizes(
     return SizePlans(list(planned.values()), largest)
 
 
-def _loss(planned: dict[Sizes, SizedPlan], cell: _Cell) -> float:
-    """Return by how much of a step the plan for ``cell`` is slower at most than one for a step in it."""
+def _least_overhead(planned: dict[Sizes, SizedPlan], cell: _Cell) -> float:
+    """Return what a step in ``cell`` takes at least by a plan of its own: not less than a smaller one by its own."""
     below = [
         entry.plan.predicted_overhead
         for sizes, entry in planned.items()
         if all(size <= low for size, low in zip(sizes, cell.low, strict=True))
     ]
-    return planned[cell.high].plan.predicted_overhead - max([0.0, *below])
+    return max([0.0, *below])
 
 
 def _extents(cell: _Cell, largest: SizedPlan) -> list[float]:
