@@ -149,3 +149,20 @@ def test_each_part_of_a_synchronized_step_takes_time() -> None:
     model = Counting()
     step = TrainingStep(model, StepArguments(torch.ones(3)))
     assert min(timed_synchronized(step, torch.device("cpu"), KeptState(step))) > 0
+
+
+def test_what_is_put_on_a_model_between_runs_stays_there_after_a_run() -> None:
+    """Methods that are timed interleaved wrap modules around several runs. Snapshots are kept from run to run."""
+    model = Counting()
+    step = TrainingStep(model, StepArguments(torch.ones(3)))
+    state = KeptState(step)
+    for wrapper in (None, model.forward, None):
+        if wrapper is None:
+            vars(model).pop("forward", None)
+        else:
+            vars(model)["forward"] = wrapper
+        before = dict(vars(model))
+        for _ in range(2):
+            with state.kept():
+                step.run()
+            assert vars(model) == before
