@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.compiled.compiled_models import WIDTH, BranchingBlock, DropoutBlock, RoutingBlock, dropout_model, small_model
+from tests.compiled.compiled_models import (
+    WIDTH,
+    BranchingBlock,
+    DropoutBlock,
+    RoutingBlock,
+    SmallBlocks,
+    dropout_model,
+    small_model,
+)
 from tests.compiled.measured_models import Case, compiled_profile, gradients, measured, same
 from tests.loop_peaks import peaks_of_steps
 from torch import Tensor, nn
@@ -291,6 +299,24 @@ def test_partitions_that_cannot_be_compiled_are_left_out_with_a_warning() -> Non
     assert compiled is not None
     assert [partition.name for kind in compiled.kinds for partition in kind.partitions] == [LEAST.name]
     assert compiled.not_compiled == {}
+
+
+_drifting = itertools.count(1)
+
+
+class DriftingBlocks(SmallBlocks):
+    """Returns another multiple of its loss each time, by a counter that nobody puts back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the loss."""
+        return super().forward(x) * next(_drifting)
+
+
+def test_partitions_with_other_gradients_than_the_first_are_not_in_the_menu(small: Case) -> None:
+    model = DriftingBlocks()
+    compiled = compiled_profile(model, small.batch).compiled
+    assert compiled is not None
+    assert [[each.name for each in kind.partitions] for kind in compiled.kinds] == [["everything"]]
 
 
 def test_what_a_block_raises_is_passed_on_and_the_block_stays_compiled(small: Case) -> None:
