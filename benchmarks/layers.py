@@ -33,7 +33,7 @@ from memfit.layers.examples import gpt_layers
 from memfit.layers.strategies import LayerStrategy
 
 NUMS_LAYERS = (1_000, 10_000, 100_000)
-# Between 10^4 and 4 * 10^5 layers the cost of a layer about doubles, and then stays: only beyond does the exponent count.
+# From 10^4 to 4 * 10^5 layers the cost of a layer about doubles, and then stays: only beyond does the exponent count.
 NUMS_LAYERS_VERY_LONG = (400_000, 800_000)
 NUM_RUNS = 5
 SWEEP_NUM_LAYERS = 1_000

@@ -62,7 +62,7 @@ def test_peaks_of_drawn_decisions_are_the_predicted_ones(example: Example) -> No
     for share in (0.2, 0.4, 0.6, 0.8):
         chosen = [name for name in names if draw.random() < share]
         plan = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=chosen)
-        measured = trials.measured(planned(plan)).peak_bytes
+        measured = trials.measured(Planned(plan)).peak_bytes
         assert abs(measured - plan.predicted_peak_bytes) <= FEW_BYTES, plan.decisions
 
 
