@@ -272,11 +272,14 @@ def test_ordinary_steps_are_not_run_more_often() -> None:
 
     torch.manual_seed(0)
     model = CountsSteps()
-    model.linear.register_forward_hook(count)
     optimizer = torch.optim.AdamW(model.parameters())
     step = TrainingStep(model, StepArguments(batch(), optimizer=optimizer))
     state = KeptState(step)
-    with state.kept_optimizer():
+    # What a hook of the model keeps would be put back after each run.
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, *_: count() if module is model.linear else None
+    )
+    with hook, state.kept_optimizer():
         captured = capture_real_step(step, state)
     assert captured.profile.notes == ()
     # It warms up, is recorded, and measured: its peak, four times synchronized, and op by op.

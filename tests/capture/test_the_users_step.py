@@ -418,6 +418,17 @@ def test_gradients_that_are_kept_are_counted_from_the_start() -> None:
     assert verification.plain_peak_bytes == kept.peak_bytes
 
 
+def test_what_hooks_keep_is_put_back() -> None:
+    model, seen = network(), []
+    model[0].register_forward_pre_hook(lambda *_: seen.append("forward pre"))
+    model[1].register_forward_hook(lambda *_: seen.append("forward"))
+    model[1].register_full_backward_pre_hook(lambda *_: seen.append("backward pre"))
+    model[2].register_full_backward_hook(lambda *_: seen.append("backward"))
+    model[3].weight.register_hook(lambda _: seen.append("weight"))
+    memfit.profile(model, rows(), loss=torch.sum)
+    assert seen == []
+
+
 class Drawing:
     """A loop that draws its batches in its step."""
 

@@ -21,6 +21,8 @@ from memfit.runtime.torch_internals import DataLoaderIterator
 # The nearest objects are looked at, up to so many: a step that refers to its trainer refers to everything.
 _MOST_OBJECTS = 10_000
 _EMPTY = object()
+_HOOKS_OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
@@ -95,8 +97,10 @@ class ReachedObjects:
         for name, entry in vars(module).items():
             if name == "_parameters":
                 for parameter in entry.values():
-                    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-                    self._waiting.extend(hooks.values())
+                    for hooks in _HOOKS_OF_PARAMETERS:
+                        self._waiting.extend((getattr(parameter, hooks, None) or {}).values())
+            elif name in _HOOKS_OF_MODULES:
+                self._wait_for(entry.values())
             elif name == "_modules" or not name.startswith("_"):
                 self._waiting.extend(entry.values() if name == "_modules" else (entry,))
 
