@@ -65,10 +65,11 @@ def peaks_of_loop(
     model: nn.Module,
     optimizers: list[torch.optim.Optimizer],
     clear_outside: bool,
+    num_steps: int = 3,
 ) -> list[int]:
     """Return the peaks of the first steps of a loop."""
     peaks = []
-    for _ in range(3):
+    for _ in range(num_steps):
         if clear_outside:
             model.zero_grad()
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -113,3 +114,27 @@ def test_the_step_is_measured_with_the_gradients_that_the_step_before_left(where
     assert all(parameter.grad is None for parameter in model.parameters())
     peaks = peaks_of_loop(step, batch, model, optimizers, where == "outside")
     assert max(peaks) == fitted.plan.predicted_peak_bytes
+
+
+def test_a_step_that_steps_its_optimizer_now_and_then_is_warned_of_and_measured_with_the_optimizer_given() -> None:
+    torch.manual_seed(0)
+    model, batch = network(), torch.randn(128, WIDTH)
+    optimizer = torch.optim.Adam(model.parameters())
+    num_steps = 0
+
+    def step(batch: Tensor) -> Tensor:
+        nonlocal num_steps
+        loss = model(batch).square().mean()
+        loss.backward()
+        num_steps += 1
+        if num_steps % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    with pytest.warns(UserWarning, match="step= refers to an optimizer and did not step it"):
+        memfit.profile(model, batch, step=step)
+    profile = memfit.profile(model, batch, step=step, optimizer=optimizer, gradients="kept")
+    assert num_steps == 0
+    peaks = peaks_of_loop(step, batch, model, [optimizer], False, num_steps=8)
+    assert profile.peak_bytes == max(peaks)

@@ -64,6 +64,13 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
     while not state.is_warm:
         with state.kept(), noting_inputs(step.model) as inputs:
             step.run()
+    if step.warns and state.may_step_an_optimizer_later:
+        warnings.warn(
+            "step= refers to an optimizer and did not step it, neither in its first nor in its second run: the peak is "
+            "that of a step without it. Where it is stepped in some steps only, as with accumulated gradients, or "
+            'outside, pass optimizer=; where gradients add up from step to step, also gradients="kept"',
+            stacklevel=2,
+        )
     step.have_one_model = len(set(step.ranks.gathered(fingerprint_of(step.model)))) == 1
     recording, called, variants = _recorded(step, state, device)
     left = left_behind(step, state, device, recording)

@@ -80,6 +80,13 @@ class KeptState:
         return self._steps_optimizers
 
     @property
+    def may_step_an_optimizer_later(self) -> bool:
+        """Whether a step function that counts its calls, or keeps anything else, has an optimizer and stepped none."""
+        arguments = self._step.arguments
+        is_unclear = arguments.step is not None and arguments.optimizer is None and not self._steps_optimizers
+        return is_unclear and self._changes_attributes and bool(self._optimizers)
+
+    @property
     def is_warm(self) -> bool:
         """Whether a further run writes only what the runs so far wrote."""
         return self._num_watched_runs >= self._num_runs_to_watch
