@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from types import BuiltinFunctionType
 
 import torch
@@ -46,17 +47,20 @@ class DoublesUnderAPlan(Chain):
         return loss * 2 if self.is_planned() else loss
 
 
+_counters: list[Iterator[int]] = []
+
+
 class NeverTheSame(Chain):
     """A loss that grows by ``growth`` from call to call, through a counter that nobody can put back."""
 
     def __init__(self, growth: float = 1e-6) -> None:
         super().__init__()
         self.growth = growth
-        calls = itertools.count()
-        self.next_call = lambda: next(calls)
+        self.place = len(_counters)
+        _counters.append(itertools.count())
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * (1 + self.growth * self.next_call())
+        return super().forward(x) * (1 + self.growth * next(_counters[self.place]))
 
 
 class NeedsAPlan(Chain):
