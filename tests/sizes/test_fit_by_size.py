@@ -90,13 +90,15 @@ def test_gradients_of_every_length_have_the_bits_of_the_plain_step(fitted: Any, 
 
 
 def test_short_batches_run_plain_and_long_ones_recompute(fitted: Any) -> None:
-    entries = fitted.plans.entries
+    entries = sorted(fitted.plans.entries, key=lambda entry: entry.sizes)
     assert not entries[0].plan.changes_anything
     assert entries[-1].plan.changes_anything
     assert entries[-1].plan == fitted.plan
-    overheads = [entry.plan.predicted_overhead for entry in entries]
-    # The plan for a size serves all sizes down to the next: their own would be at most a hundredth faster.
-    assert all(after - before <= 0.01 + 1e-9 for before, after in pairwise(overheads))
+    # The plan for a size serves all sizes down to the next: their own would be at most a hundredth faster. No size lies
+    # between the first that needs a plan, with what every planned pass costs, and the one before.
+    for before, after in pairwise(entries):
+        is_close = after.plan.predicted_overhead - before.plan.predicted_overhead <= 0.01 + 1e-9
+        assert is_close or after.sizes[0] - before.sizes[0] == 1
 
 
 def test_smaller_batches_of_the_same_length_find_a_plan_too(fitted: Any, model: nn.Module, budget_bytes: int) -> None:
