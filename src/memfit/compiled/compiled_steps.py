@@ -147,10 +147,11 @@ class _CompiledStep:
         paths = _blocks_of(self._model)
         self._progress.stage("compiling blocks", num_steps=None)
         borders = TimeBorders(self._device)
-        if not self._fits(Trial(dict.fromkeys(paths, LEAST)), borders):
+        fits = self._fits(Trial(dict.fromkeys(paths, LEAST)), borders)
+        borders.close()
+        if not fits:
             self._not_compiled = dict.fromkeys(paths, _NO_MEMORY)
             return ()
-        borders.close()
         self._not_compiled.update(borders.failures)
         for path in borders.called_again:
             self._not_compiled.setdefault(path, "it is called again before its backward pass")

@@ -143,7 +143,7 @@ class _Borders:
         self.note(SegmentKind.OUTSIDE, None)
 
     def close(self) -> None:
-        """Take the hooks off, which refer to the step's graph."""
+        """Take the hooks off: they refer to the step's graph, and DDP keeps nodes of parameters for all steps."""
         while self._hooks:
             self._hooks.pop().remove()
 
