@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -28,10 +29,45 @@ RUN_ONCE = {
 }
 ENGINES = ("C++", "Python")
 
+# What makes a pass of a test run other calls than its plan expects, which is warned of. All other tests fail by that.
+RUNS_OTHERWISE_IN = {
+    "test_steps_in_eval_mode_are_those_of_the_plain_model": "the plan is for training",
+    "test_hooks_that_change_what_passes_through_are_obeyed": "its hooks call ops in the model's modules",
+    "test_tensors_without_memory_stay_where_they_are": "ops on meta tensors are not recorded",
+}
+MODELS_THAT_RUN_OTHERWISE = {
+    "early-exit": "how many blocks run depends on what they compute",
+    "mixture-of-experts": "which experts run depends on the weights, which are trained",
+    "stochastic-depth": "skips blocks at random",
+    "samples": "torch.compile, in another test, switches the validation of distributions off for the process",
+    "reparametrised-sampling": "torch.compile, in another test, switches the validation of distributions off",
+}
+SCENARIOS_THAT_RUN_OTHERWISE = {"switch_modes": "the plan is for training"}
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__.rpartition(".")[2] not in RUN_ONCE:
         metafunc.parametrize("engine", ENGINES, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent and runs_otherwise(item):
+            item.add_marker(pytest.mark.filterwarnings("ignore:a forward pass is not as planned"))
+
+
+def runs_otherwise(item: pytest.Function) -> bool:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    model = next((str(parameters[name]) for name in ("example", "case", "name") if name in parameters), None)
+    scenario = getattr(parameters.get("scenario"), "__name__", None)
+    return (
+        item.originalname in RUNS_OTHERWISE_IN
+        or model in MODELS_THAT_RUN_OTHERWISE
+        or scenario in SCENARIOS_THAT_RUN_OTHERWISE
+        # Profiles of the zoo are recorded with the engine in C++ (`plans.profile_of`). Under the dispatch mode of the
+        # one in Python, torch runs a few other ops.
+        or (model is not None and parameters.get("engine") == "Python")
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatch
 from functools import cache
 
 import pytest
@@ -79,9 +80,16 @@ def every_value(example: Example) -> memfit.Plan:
     return dropping_all(profile_of(example))
 
 
+def dropping(profile: memfit.ModelProfile, pattern: str) -> memfit.Plan:
+    """Drop the values of these names that can be replayed, also those that no replay needs, which no planner would."""
+    return plan_recomputing(
+        profile, lambda step: {index for index in step.plannable if fnmatch(profile.values[index].name, pattern)}
+    )
+
+
 def dropping_all(profile: memfit.ModelProfile) -> memfit.Plan:
-    """Drop everything that can be replayed, also what no replay needs, which no planner would."""
-    return plan_recomputing(profile, lambda step: set(step.plannable))
+    """Drop everything that can be replayed."""
+    return dropping(profile, "*")
 
 
 def cheap_ops(example: Example) -> memfit.Plan:

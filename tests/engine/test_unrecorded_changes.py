@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.plans import dropping
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -66,7 +67,7 @@ def gradients(model: nn.Module, *inputs: Tensor, between: Callable[[], Any] = la
 
 
 def plan_for(model: nn.Module, *inputs: Tensor, recompute: str = "*") -> memfit.Plan:
-    return memfit.plan(memfit.profile(model, inputs), strategy=memfit.NoCheckpointing(), force_recompute=[recompute])
+    return dropping(memfit.profile(model, inputs), f"{recompute}*")
 
 
 def assert_same_gradients(model: nn.Module, plan: memfit.Plan, *inputs: Tensor) -> None:
