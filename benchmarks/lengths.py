@@ -133,7 +133,7 @@ def gpt_measured(device: torch.device, num_steps: int, longest: int, width: int)
     return {
         "num_steps": len(peaks),
         "num_lengths": len(seen),
-        "fast_path": SHORTEST,
+        "shortest": SHORTEST,
         "longest": longest,
         "longest_plain_bytes": plain.peak_bytes,
         "budget_bytes": budget_bytes,
