@@ -98,9 +98,9 @@ class Meter : public torch::profiler::impl::ProfilerStateBase, public std::enabl
 };
 
 // Stands in for torch's CPU allocator while there are meters. What it allocates in a thread with a meter is reported to
-// that meter when it is freed, in whatever thread: torch reports frees to the meter of their own thread only, and threads
-// of collectives, which have none, may be the last to hold a buffer. Storages refer to their allocator, so that this one
-// is never destroyed.
+// that meter when it is freed, in whatever thread: torch reports frees to the meter of their own thread only, and
+// threads of collectives, which have none, may be the last to hold a buffer. Storages refer to their allocator, so that
+// this one is never destroyed.
 class ReportingAllocator final : public c10::Allocator {
  public:
   static ReportingAllocator& instance() {

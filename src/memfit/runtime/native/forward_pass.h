@@ -148,7 +148,8 @@ class ForwardPass {
           installs_hooks_(module->hooks_saves && !pass_.tape_->save_hooks.has_begun()),
           begins_recording_(module->records && !pass_.is_recording_) {
       if (installs_hooks_) pass_.tape_->save_hooks.begin(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
-      if (module->records || around_ == nullptr) pass_.tape_->frame = &frame_.emplace(module, pass_.num_calls_[module.get()]++);
+      if (module->records || around_ == nullptr)
+        pass_.tape_->frame = &frame_.emplace(module, pass_.num_calls_[module.get()]++);
       entry_ = SaveHooks::module_call(frame_ ? static_cast<const void*>(&frame_->call) : module.get());
       pass_.tape_->save_hooks.next_call(entry_);
       if (begins_recording_) {
@@ -206,26 +207,26 @@ struct FastPath {
 constexpr const char* FAST_PATH = "memfit.fast_path";
 
 // Has the signature of `forward_wrapping.Runner`: (forward, args, kwargs).
-inline PyObject* go_in(PyObject* capsule, PyObject* const* arguments, Py_ssize_t num_arguments) {
+inline PyObject* run_fast(PyObject* capsule, PyObject* const* arguments, Py_ssize_t num_arguments) {
   HANDLE_TH_ERRORS
-  const auto& way = *static_cast<FastPath*>(PyCapsule_GetPointer(capsule, FAST_PATH));
+  const auto& path = *static_cast<FastPath*>(PyCapsule_GetPointer(capsule, FAST_PATH));
   const auto [owner, pass] = under_way;
-  if (owner != way.owner.ptr() || num_arguments != 3 || !at::GradMode::is_enabled() || is_in_transform())
-    return PyObject_Vectorcall(way.slow_path.ptr(), arguments, num_arguments, nullptr);
-  return pass->run(way.module, arguments[0], arguments[1], arguments[2]);
+  if (owner != path.owner.ptr() || num_arguments != 3 || !at::GradMode::is_enabled() || is_in_transform())
+    return PyObject_Vectorcall(path.slow_path.ptr(), arguments, num_arguments, nullptr);
+  return pass->run(path.module, arguments[0], arguments[1], arguments[2]);
   END_HANDLE_TH_ERRORS
 }
 
-inline PyMethodDef go_in_method = {"go_in", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(go_in)),
-                                   METH_FASTCALL, nullptr};
+inline PyMethodDef run_fast_method = {"run_fast", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_fast)),
+                                      METH_FASTCALL, nullptr};
 
 inline py::object fast_path(intrusive_ptr<PlannedModule> module, py::object owner, py::object slow_path) {
-  auto* way = new FastPath{std::move(module), std::move(owner), std::move(slow_path)};
+  auto* path = new FastPath{std::move(module), std::move(owner), std::move(slow_path)};
   const auto forget = [](PyObject* capsule) {
     delete static_cast<FastPath*>(PyCapsule_GetPointer(capsule, FAST_PATH));
   };
-  auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(way, FAST_PATH, forget));
-  return py::reinterpret_steal<py::object>(PyCFunction_New(&go_in_method, capsule.ptr()));
+  auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(path, FAST_PATH, forget));
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&run_fast_method, capsule.ptr()));
 }
 
 }  // namespace memfit

@@ -72,13 +72,13 @@ struct Dimension {
   int64_t size;
   int64_t stride;
 };
-using Walkway = c10::SmallVector<Dimension, 6>;
+using MergedStrides = c10::SmallVector<Dimension, 6>;
 
 // Empty if the argument cannot be broadcast to the sizes of the result.
-inline std::optional<Walkway> walkway(const Order& order, at::IntArrayRef size, at::IntArrayRef stride) {
+inline std::optional<MergedStrides> merged_strides(const Order& order, at::IntArrayRef size, at::IntArrayRef stride) {
   if (size.size() > order.size()) return std::nullopt;
   const auto missing = order.size() - size.size();
-  Walkway found;
+  MergedStrides found;
   for (const auto& [result_size, place] : order) {
     if (result_size == 1) continue;
     const bool is_repeated = place < missing || size[place - missing] == 1;
@@ -93,7 +93,9 @@ inline std::optional<Walkway> walkway(const Order& order, at::IntArrayRef size, 
   return found;
 }
 
-inline bool is_flat(const Walkway& way) { return way.empty() || (way.size() == 1 && way[0].stride == 1); }
+inline bool is_flat(const MergedStrides& strides) {
+  return strides.empty() || (strides.size() == 1 && strides[0].stride == 1);
+}
 
 inline const char* name_of(at::ScalarType type) {
   switch (type) {
@@ -109,16 +111,16 @@ inline const char* name_of(at::ScalarType type) {
 }
 
 // Whether vector loads can read the tensor: each vector is one repeated element, or contiguous.
-inline bool can_be_read(const Tensor& tensor, const Walkway& way) {
-  if (way.size() > MOST_DIMENSIONS) return false;
-  if (way.empty() || way[0].size % WIDTH != 0 || way[0].stride > 1 || way[0].stride < 0) return false;
-  const bool lies_in_a_row = way[0].stride == 1;
+inline bool can_be_read(const Tensor& tensor, const MergedStrides& strides) {
+  if (strides.size() > MOST_DIMENSIONS) return false;
+  if (strides.empty() || strides[0].size % WIDTH != 0 || strides[0].stride > 1 || strides[0].stride < 0) return false;
+  const bool is_contiguous = strides[0].stride == 1;
   const auto vector_bytes = WIDTH * tensor.element_size();
-  if (lies_in_a_row && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % vector_bytes != 0) return false;
+  if (is_contiguous && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % vector_bytes != 0) return false;
   int64_t reach = 0;
-  for (size_t i = 0; i < way.size(); ++i) {
-    if (way[i].stride < 0 || (i > 0 && lies_in_a_row && way[i].stride % WIDTH != 0)) return false;
-    reach += (way[i].size - 1) * way[i].stride;
+  for (size_t i = 0; i < strides.size(); ++i) {
+    if (strides[i].stride < 0 || (i > 0 && is_contiguous && strides[i].stride % WIDTH != 0)) return false;
+    reach += (strides[i].size - 1) * strides[i].stride;
   }
   return reach <= std::numeric_limits<int32_t>::max();
 }
@@ -148,7 +150,7 @@ class FusedReplay {
   struct Input {
     const Source* source;
     Tensor tensor;
-    Walkway way;
+    MergedStrides strides;
   };
   struct Operand {
     bool is_input;
@@ -254,8 +256,8 @@ inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& so
   if (source.value && made != ops_.end()) {
     const auto& use = *source.geometry;
     const auto& whole = made->value->geometry;
-    const auto way = walkway(order, use.size, use.stride);
-    const bool is_as_made = way && is_flat(*way) && use.dtype == whole.dtype && use.offset == whole.offset &&
+    const auto strides = merged_strides(order, use.size, use.stride);
+    const bool is_as_made = strides && is_flat(*strides) && use.dtype == whole.dtype && use.offset == whole.offset &&
                             !use.is_conj && !use.is_neg && is_of_usual_type(use.dtype);
     if (!is_as_made) return std::nullopt;
     return Operand{false, static_cast<size_t>(made - ops_.begin())};
@@ -270,20 +272,20 @@ inline std::optional<FusedReplay::Operand> FusedReplay::operand(const Source& so
       tensor.key_set().has(c10::DispatchKey::Python)) {
     return std::nullopt;
   }
-  auto way = walkway(order, tensor.sizes(), tensor.strides());
-  if (!way || !can_be_read(tensor, *way)) return std::nullopt;
+  auto strides = merged_strides(order, tensor.sizes(), tensor.strides());
+  if (!strides || !can_be_read(tensor, *strides)) return std::nullopt;
   device_ = tensor.device();
   for (size_t number = 0; number < inputs_.size(); ++number) {
     const auto& known = inputs_[number];
     if (known.tensor.const_data_ptr() == tensor.const_data_ptr() &&
         known.tensor.scalar_type() == tensor.scalar_type() &&
-        std::equal(known.way.begin(), known.way.end(), way->begin(), way->end(),
+        std::equal(known.strides.begin(), known.strides.end(), strides->begin(), strides->end(),
                    [](auto& one, auto& other) { return one.size == other.size && one.stride == other.stride; })) {
       return Operand{true, number};
     }
   }
   if (inputs_.size() == MOST_INPUTS) return std::nullopt;
-  inputs_.push_back({&source, std::move(tensor), std::move(*way)});
+  inputs_.push_back({&source, std::move(tensor), std::move(*strides)});
   return Operand{true, inputs_.size() - 1};
 }
 
@@ -292,7 +294,7 @@ inline bool FusedReplay::is_worth_it() const {
   if (ops_.size() != 1) return !ops_.empty();
   const auto type = ops_[0].value->geometry.dtype;
   return std::any_of(inputs_.begin(), inputs_.end(),
-                     [&](const Input& input) { return !is_flat(input.way) || input.tensor.scalar_type() != type; });
+                     [&](const Input& input) { return !is_flat(input.strides) || input.tensor.scalar_type() != type; });
 }
 
 inline void FusedReplay::find_wanted() {
@@ -365,8 +367,8 @@ inline std::string FusedReplay::program() const {
   std::string text;
   for (const auto& input : inputs_) {
     text += name_of(input.tensor.scalar_type());
-    text += is_flat(input.way) ? " flat" : input.way[0].stride == 1 ? " row " : " one ";
-    if (!is_flat(input.way)) text += std::to_string(input.way.size());
+    text += is_flat(input.strides) ? " flat" : input.strides[0].stride == 1 ? " row " : " one ";
+    if (!is_flat(input.strides)) text += std::to_string(input.strides.size());
     text += ";";
   }
   for (const auto& op : ops_) {
@@ -424,11 +426,12 @@ inline void FusedReplay::launch(void* kernel) {
   // 32-bit integers from here on. The machines are little-endian, so these are the first four bytes.
   values.push_back(static_cast<uint32_t>(num_vectors));
   for (const auto& input : inputs_) {
-    if (is_flat(input.way)) continue;
-    for (size_t i = 0; i + 1 < input.way.size(); ++i) {
-      const auto size = static_cast<uint32_t>(input.way[i].size);
+    if (is_flat(input.strides)) continue;
+    for (size_t i = 0; i + 1 < input.strides.size(); ++i) {
+      const auto size = static_cast<uint32_t>(input.strides[i].size);
       const auto [magic, shift] = magic_of(size);
-      for (auto value : {size, magic, shift, static_cast<uint32_t>(input.way[i + 1].stride)}) values.push_back(value);
+      for (auto value : {size, magic, shift, static_cast<uint32_t>(input.strides[i + 1].stride)})
+        values.push_back(value);
     }
   }
   c10::SmallVector<void*, 32> parameters;

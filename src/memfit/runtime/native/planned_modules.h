@@ -62,9 +62,9 @@ struct PlannedModule : c10::intrusive_ptr_target {
   py::object place;         // names the module's tensors in error messages
   std::string path;         // of the place
   std::vector<CallPlan> calls;
-  size_t beyond = 0;   // the one for all further calls
-  size_t num_passes = 1;     // of the profiled step
-  LastPasses last_passes;    // of those that begin in this module
+  size_t beyond = 0;       // the one for all further calls
+  size_t num_passes = 1;   // of the profiled step
+  LastPasses last_passes;  // of those that begin in this module
 
   const CallPlan& call_plan(size_t number) const { return calls[number < calls.size() ? number : beyond]; }
 

@@ -1,6 +1,7 @@
 // The names of torch and Python that the engine uses. Names beyond torch's public headers, checked on 2.11.0 and
-// 2.13.0: the dispatch key, the beginning of THPVariable (checked when the module is loaded), at::SavedTensorDefaultHooks and the stack in its TLS state, c10::StorageImpl's
-// weak references, TensorImpl::shallow_copy_and_detach, c10::impl::VirtualGuardImpl with getStreamNativeHandle,
+// 2.13.0: the dispatch key, the beginning of THPVariable (checked when the module is loaded),
+// at::SavedTensorDefaultHooks and the stack in its TLS state, c10::StorageImpl's weak references,
+// TensorImpl::shallow_copy_and_detach, c10::impl::VirtualGuardImpl with getStreamNativeHandle,
 // c10::impl::BoxedKernelWrapper, c10::impl::boxArgs, torch::autograd::get_current_graph_task_id, at::_ops.
 
 #pragma once

@@ -1,5 +1,5 @@
-// What the typed kernels of `usual_ops.cpp` need of the tape. They are compiled in a unit of their own, without the tape
-// and without pybind11: that takes half of the time, and both units are compiled at the same time.
+// What the typed kernels of `usual_ops.cpp` need of the tape. They are compiled in a unit of their own, without the
+// tape and without pybind11: that takes half of the time, and both units are compiled at the same time.
 
 #pragma once
 

@@ -83,9 +83,7 @@ template <typename Other>
 const Tensor* tensor_or_null(const Other& /*unused*/) {
   return nullptr;
 }
-inline void add_outputs(const Tensor& result, Outputs& outputs) {
-  outputs.push_back(&result);
-}
+inline void add_outputs(const Tensor& result, Outputs& outputs) { outputs.push_back(&result); }
 template <typename... Results>
 void add_outputs(const std::tuple<Results...>& results, Outputs& outputs) {
   std::apply([&](const auto&... each) { (outputs.push_back(tensor_or_null(each)), ...); }, results);
@@ -214,7 +212,8 @@ struct UsualOp<Op, Result(Arguments...)> {
   }
 };
 
-// The kernel is given as a pointer, not as a template argument, so that torch's wrappers are compiled once per signature.
+// The kernel is given as a pointer, not as a template argument, so that torch's wrappers are compiled once per
+// signature.
 [[gnu::noinline]] void register_kernel(torch::Library& library, std::string name, const char* overload,
                                        torch::CppFunction kernel) {
   if (*overload != '\0') name.append(".").append(overload);
