@@ -6,6 +6,8 @@ with a mask is another kernel. A profile recorded under a mode would then count 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,7 +49,22 @@ class OpInterceptor(DispatchMode):
         # Ops that run while a part of the model is compiled are not ops of the step.
         if is_tracing():
             return op(*args, **kwargs)
-        return self.__torch_dispatch__(op, types, args, kwargs)  # type: ignore[no-untyped-call]
+        result = self.__torch_dispatch__(op, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if result is not NotImplemented:
+            return result
+        # The op is left to a tensor subclass, such as DTensor in torch 2.11. Its own ops run where no key is
+        # intercepted any more, and are seen by a dispatch mode.
+        with self._as_dispatch_mode():
+            return op(*args, **kwargs)
+
+    @contextmanager
+    def _as_dispatch_mode(self) -> Iterator[None]:
+        native, self._native = self._native, None
+        try:
+            with self:
+                yield
+        finally:
+            self._native = native
 
     @property
     def is_dispatch_mode(self) -> bool:
