@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from memfit.errors import InfeasibleBudgetError
@@ -26,16 +26,21 @@ class LiveBytes(NamedTuple):
 
 
 class SmallestPlan(NamedTuple):
-    """What the error says of the plan with the smallest peak: its peak, as it is counted, where, and what is live."""
+    """What the error says of the plan with the smallest peak: its peak, as it is counted, where, and what is live.
+
+    ``not_replayable`` are the values that autograd saves inside the model and that no plan recomputes.
+    """
 
     peak_bytes: int
     peak_op_index: int
     live_at_peak: Sequence[LiveBytes]
+    not_replayable: Iterable[int]
 
 
 # From this share of the smallest peak on, the logits and the optimizer state are named.
 _LARGE_SHARE = 0.05
 _MOST_NAMED = 5
+_MOST_OPS_NAMED = 2
 _HELD_IN_WORDS = {
     BACKWARD_PASS: "gradients and other results of the backward pass",
     LOSS: "what the loss computes",
@@ -67,7 +72,7 @@ def infeasible_budget(
         advice.insert(0, "computing the loss in chunks (chunk_loss=True)")
     return InfeasibleBudgetError(
         f"the smallest budget found for this step is {format_bytes(smallest_bytes)} "
-        f"({_bound(profile, smallest_bytes, least_peak_bytes, host_budget_bytes)}), and the given one is "
+        f"({_bound(profile, facts, least_peak_bytes, host_budget_bytes)}), and the given one is "
         f"{format_bytes(budget_bytes)} ({budget_bytes} bytes). What holds the peak: {held}; it is reached at "
         f"{at_peak}. Give at least budget={smallest_bytes}; what lowers the peak further: {', '.join(advice)}"
         f"{_limits(profile)}",
@@ -88,13 +93,24 @@ def bytes_from_before(profile: ModelProfile) -> Counter[str]:
     return num_bytes
 
 
-def _bound(profile: ModelProfile, smallest_bytes: int, least_peak_bytes: int, host_budget_bytes: int) -> str:
+def _bound(profile: ModelProfile, facts: SmallestPlan, least_peak_bytes: int, host_budget_bytes: int) -> str:
     if host_budget_bytes:
         return f"with {format_bytes(host_budget_bytes)} of the host's memory"
     bound = "no plan that replays each op at most once needs less"
-    if least_peak_bytes < smallest_bytes:
+    if least_peak_bytes < facts.peak_bytes:
         bound += f" than {format_bytes(least_peak_bytes)}"
-    return bound if profile.link is None else f"{bound} without the host's memory"
+    if profile.link is not None:
+        bound += " without the host's memory"
+    # Several values in one storage take its bytes once.
+    storages = {profile.values[index].storage: profile.values[index] for index in facts.not_replayable}
+    num_bytes: Counter[str] = Counter()
+    for value in storages.values():
+        if _made_in(profile, value) is not None and value.op_index is not None:
+            num_bytes[profile.ops[value.op_index].op] += value.num_bytes
+    if not num_bytes:
+        return bound
+    ops = ", ".join(f"{format_bytes(each)} of {op}" for op, each in num_bytes.most_common(_MOST_OPS_NAMED))
+    return f"{bound}; what cannot be replayed stays saved: {ops}"
 
 
 def _held_in_words(profile: ModelProfile, live: LiveBytes) -> str:

@@ -70,3 +70,21 @@ def test_a_cache_of_keys_and_values_is_named_in_the_error_of_a_budget_that_is_to
         memfit.InfeasibleBudgetError, match="What limits plans for this step: the model returns a cache"
     ):
         memfit.plan(profile, budget=100)
+
+
+def test_the_error_of_a_budget_that_is_too_small_names_the_ops_that_cannot_be_replayed() -> None:
+    class Noisy(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x) * torch.rand(64, 8)
+            return x.sum()
+
+    profile = memfit.profile(Noisy(), torch.randn(64, 8))
+    with pytest.raises(
+        memfit.InfeasibleBudgetError, match=r"what cannot be replayed stays saved: 6\.00 KiB of aten\.r"
+    ):
+        memfit.plan(profile, budget=100)
+    profile = memfit.profile(Blocks(), torch.randn(64, 8))
+    with pytest.raises(memfit.InfeasibleBudgetError) as caught:
+        memfit.plan(profile, budget=100)
+    assert "cannot be replayed" not in str(caught.value)

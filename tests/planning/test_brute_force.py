@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from tests.planning.brute_force import all_judgements
@@ -40,7 +42,7 @@ def test_plans_for_every_budget_equal_brute_force(profile: ModelProfile) -> None
         with pytest.raises(InfeasibleBudgetError) as raised:
             plan(profile, budget=smallest - 1)
         assert raised.value.minimum_bytes == smallest
-        assert "no plan that replays each op at most once needs less)" in str(raised.value)
+        assert re.search(r"no plan that replays each op at most once needs less[);]", str(raised.value))
 
 
 @settings(max_examples=25, deadline=None)

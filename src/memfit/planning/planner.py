@@ -91,7 +91,8 @@ def plan(
     if place is None:
         smallest = choices.smallest()
         simulation = known.simulation(smallest.recomputed, smallest.offloading)
-        facts = SmallestPlan(known.peak_bytes(smallest), simulation.peak_op_index, simulation.live_at_peak)
+        peak_bytes, place_of_peak = known.peak_bytes(smallest), simulation.peak_op_index
+        facts = SmallestPlan(peak_bytes, place_of_peak, simulation.live_at_peak, step.saved - step.may_be_recomputed)
         raise infeasible_budget(profile, facts, choices.exploration.least_peak_bytes, budget_bytes, host_bytes)
     return choices.plan_at(place, budget_bytes)
 

@@ -174,7 +174,7 @@ class Step:
         return AlikeValues(self.profile, self.outline, paths)
 
     @cached_property
-    def _saved(self) -> frozenset[int]:
+    def saved(self) -> frozenset[int]:
         """The values that autograd saves inside the model."""
         return frozenset(index for index, saves in enumerate(self.saves_of_value) if saves)
 
@@ -229,14 +229,14 @@ class Step:
         # dropping it frees nothing, and its replay record holds what it was made from: the engine in C++ learns only
         # from its next call that a storage is freed.
         starts = self._values_made_from
-        for index in sorted(recomputed - self._saved, reverse=True):
+        for index in sorted(recomputed - self.saved, reverse=True):
             if recomputed.isdisjoint(starts[index]):
                 recomputed.remove(index)
         return recomputed
 
     def _needed_of_several_passes(self, droppable: set[int]) -> set[int]:
         """Return ``droppable`` without what no pass needs. What one pass needs is dropped in the others, too."""
-        starts, needed = self._values_made_from, set(droppable & self._saved)
+        starts, needed = self._values_made_from, set(droppable & self.saved)
         size = -1
         while len(needed) > size:
             size = len(needed)
