@@ -52,15 +52,6 @@ def test_free_neighbours_become_one_block() -> None:
     assert blocks.allocate(20 * MIB) == first
 
 
-def test_a_copy_goes_its_own_way() -> None:
-    blocks = LargeBlocks()
-    address = blocks.allocate(20 * MIB)
-    other = blocks.copy()
-    blocks.free(address)
-    assert (blocks.allocated_bytes, other.allocated_bytes) == (0, 20 * MIB)
-    assert other.allocate(20 * MIB) != address == blocks.allocate(20 * MIB)
-
-
 class PlainPlayer:
     """The same rules on lists of [bytes, is free], one for each segment."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 
@@ -62,7 +63,7 @@ def test_the_past_decides_how_much_is_counted() -> None:
     # Both come out of the block of 50 MiB, of which the second leaves less than 1 MiB.
     sizes = 36 * MIB + MIB // 2, 12 * MIB + MIB * 3 // 4
     later = Traffic([Buffer(sizes[0], 0, 1), Buffer(sizes[1], 1, 1)], [0, 0])
-    assert used.copy().run(later) == used.run(later) == 50 * MIB
+    assert deepcopy(used).run(later) == used.run(later) == 50 * MIB
     assert fresh.run(later) == sum(sizes)
 
 

@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from memfit.planning.step import NEVER, Step
-from memfit.planning.step.block_values import is_statistic
 
 Ints = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -106,10 +105,9 @@ class PartialPlans:
                 table[index] = table[index][rows]
 
     def choices(self, op: int) -> list[tuple[int, ...]]:
-        """Return which of its outputs an op may drop: none, all that can be, and all but statistics."""
+        """Return which of its outputs an op may drop: none, and all that can be."""
         droppable = tuple(value for value in self._step.op_outputs[op] if value in self.droppable)
-        without_statistics = tuple(value for value in droppable if not is_statistic(self._step, value))
-        return list(dict.fromkeys([(), droppable, without_statistics]))
+        return [(), droppable] if droppable else [()]
 
     def may_choose(self, op: int, dropped: Set[int]) -> Ints:
         """Return the rows that may drop these outputs of an op and save the others."""

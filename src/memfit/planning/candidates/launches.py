@@ -1,25 +1,22 @@
 """Launch-aware pruning, for steps in which the device waits for the host.
 
 There, a small value costs as much to drop and to restore as a large one. So each plan is tried without the smallest
-values that it recomputes, without those of some blocks, and without each kind of value that it can save at its own
-peak: of one kind are the values of one op in all blocks. Between two neighbours on the frontier lie plans that
+values that it recomputes, and without those of some blocks. Between two neighbours on the frontier lie plans that
 recompute what the larger one does and a part of what the smaller one does.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from memfit.graph.names import path_and_ancestors
 from memfit.planning.candidates.pool import Candidate, Pool, spread
 from memfit.planning.step.block_values import BlockValues
 
 # How many plans a step of one op could pay for, and how many are pruned at most.
 _EFFORT_OPS, _MOST_PLANS = 830_000, 17
-_NUM_PARTS, _USUAL_NUM_KINDS = 8, 24
-_TRIES_PER_PLAN = 5 * (_NUM_PARTS - 1) + _USUAL_NUM_KINDS
+_NUM_PARTS = 8
+_TRIES_PER_PLAN = 5 * (_NUM_PARTS - 1)
 
 
 def prune_launches(pool: Pool) -> Iterator[frozenset[int]]:
@@ -34,19 +31,17 @@ def prune_launches(pool: Pool) -> Iterator[frozenset[int]]:
     pruning = _Pruning(pool)
     for plan in spread(pool.frontier(), num_plans):
         yield from pruning.without_parts(plan)
-        pruning.without_kinds(plan)
     for larger, smaller in pairwise(spread(pool.frontier(), num_plans)):
         yield from pruning.between(larger, smaller)
 
 
 class _Pruning:
     def __init__(self, pool: Pool) -> None:
-        self._pool = pool
         self._step = pool.step
-        self._paths = {block.path for block in self._step.profile.blocks}
-        blocks, nums_first = BlockValues(self._step), [len(self._paths) * k // _NUM_PARTS for k in range(1, _NUM_PARTS)]
+        blocks, num_blocks = BlockValues(pool.step), len(pool.step.profile.blocks)
+        nums_first = [num_blocks * k // _NUM_PARTS for k in range(1, _NUM_PARTS)]
         self._in_first_blocks = [blocks.made_in(range(num_first)) for num_first in nums_first]
-        self._in_blocks = blocks.made_in(range(len(self._paths)))
+        self._in_blocks = blocks.made_in(range(num_blocks))
 
     def without_parts(self, plan: Candidate) -> Iterator[frozenset[int]]:
         """Yield the plan without its smallest values, and in the first or the last blocks only."""
@@ -55,23 +50,6 @@ class _Pruning:
             yield plan.recomputed.difference(smallest_first[: len(smallest_first) * part // _NUM_PARTS])
             yield plan.recomputed - in_first
             yield plan.recomputed - (self._in_blocks - in_first)
-
-    def without_kinds(self, plan: Candidate) -> None:
-        """Save one kind of value after the other in all blocks, wherever the peak does not become higher by it."""
-        best = plan
-        of_kind: defaultdict[str, list[int]] = defaultdict(list)
-        for value in self._smallest_first(plan.recomputed):
-            of_kind[self._kind(value)].append(value)
-        for values in of_kind.values():
-            tried = self._pool.add(best.recomputed.difference(values))
-            if tried.peak_bytes <= plan.peak_bytes and tried.added_seconds <= best.added_seconds:
-                best = tried
-
-    def _kind(self, value: int) -> str:
-        """Return the value's name without its block: the same for like values of all blocks."""
-        module = self._step.profile.ops[self._step.value_op[value]].module or ""
-        around = next((path for path in path_and_ancestors(module) if path in self._paths), "")
-        return self._step.profile.values[value].name.removeprefix(around)
 
     def between(self, larger: Candidate, smaller: Candidate) -> Iterator[frozenset[int]]:
         """Yield plans that recompute a part of what only the smaller plan does: its largest values, or its first."""

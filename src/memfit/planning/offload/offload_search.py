@@ -3,7 +3,7 @@
 Offloading beside the computation costs nothing, recomputing always does. So for a budget the best plan is often that of
 a larger budget, with enough of what it holds offloaded. Starting from plans of the frontier without offloading, and
 from such that replay each block from what enters it, values are sent in the order in which they are made: the first
-ones are read last. Two rounds look for the best, and then slack is used:
+ones are read last. Two rounds look for the best:
 
 1. from a few plans, with windows of several sizes, sending what the link can take at that moment, or all, which waits;
    how many values, is tried in steps;
@@ -21,7 +21,6 @@ from itertools import accumulate, chain, zip_longest
 from typing import NamedTuple
 
 from memfit.planning.candidates.pool import Candidate, pareto_optimal, spread
-from memfit.planning.candidates.slack import slack_used_at_budgets
 from memfit.planning.offload.offloadable import held_by, host_bytes_of, may_be_offloaded
 from memfit.planning.simulate.simulator import judged
 from memfit.planning.step import Step
@@ -70,8 +69,7 @@ def with_offloading(
     search = _Search(step, frontier, of_blocks, kept, host_budget_bytes, judge)
     search.send_in_steps()
     search.send_just_enough()
-    best = pareto_optimal([*frontier, *search.found])
-    return tuple(pareto_optimal([*best, *slack_used_at_budgets(step, judge, best)]))
+    return tuple(pareto_optimal([*frontier, *search.found]))
 
 
 class _Order(NamedTuple):

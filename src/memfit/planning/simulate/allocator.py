@@ -42,14 +42,6 @@ class LargeBlocks:
         self._free_size_at: dict[int, int] = {}
         self._free_until: dict[int, int] = {}
 
-    def copy(self) -> LargeBlocks:
-        """Return another in the same state."""
-        other = LargeBlocks()
-        other.allocated_bytes, other._num_segments = self.allocated_bytes, self._num_segments
-        other._size_at, other._free = self._size_at.copy(), self._free.copy()
-        other._free_size_at, other._free_until = self._free_size_at.copy(), self._free_until.copy()
-        return other
-
     def allocate(self, num_bytes: int) -> int:
         """Return the address of a block of at least ``num_bytes``, which are more than are small."""
         place = bisect_left(self._free, (num_bytes, 0))

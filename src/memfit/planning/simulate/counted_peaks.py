@@ -11,6 +11,7 @@ step shows which of the two it does.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cached_property
 
 from memfit.planning.candidates.pool import Candidate
@@ -44,7 +45,7 @@ class CountedPeaks:
         if not self._may_count_more:
             return plan.peak_bytes + self.margin_bytes
         traffic = Walk(step, plan.recomputed, plan.offloading).traffic()
-        made_bytes = max(_most(traffic, past.copy()) for past in (Allocations(), self._after_plain_steps))
+        made_bytes = max(_most(traffic, deepcopy(past)) for past in (Allocations(), self._after_plain_steps))
         return step.resident_bytes + made_bytes + self.margin_bytes
 
     @cached_property

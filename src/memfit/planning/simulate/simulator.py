@@ -32,8 +32,7 @@ class Simulation:
 
     ``timeline_bytes`` has, for each recorded op, the most that is live while it and the replays just before it run.
     ``replayed_ops`` are op indices in the order in which they are run again, which takes ``recompute_seconds``. The
-    device waits ``waiting_seconds`` for copies to and from the host. The step takes ``added_seconds`` longer in all.
-    ``live_at_peak`` is largest first.
+    step takes ``added_seconds`` longer in all. ``live_at_peak`` is largest first.
     """
 
     peak_bytes: int
@@ -44,7 +43,6 @@ class Simulation:
     added_seconds: float
     recompute_flops: int
     replayed_ops: tuple[int, ...]
-    waiting_seconds: float = 0.0
 
 
 def simulate(profile: ModelProfile, recomputed: Set[int], offloading: Offloading = NOTHING_OFFLOADED) -> Simulation:
@@ -72,5 +70,4 @@ def simulated(step: Step, recomputed: Set[int], offloading: Offloading = NOTHING
         added_seconds=walk.added_seconds,
         recompute_flops=sum(step.profile.ops[op].flops for op in walk.replayed_ops),
         replayed_ops=tuple(walk.replayed_ops),
-        waiting_seconds=sum(walk.waiting),
     )

@@ -32,12 +32,6 @@ class Allocations:
         # What the last step left behind, gradients above all, is freed when the next one begins.
         self._left_behind: list[int] = []
 
-    def copy(self) -> Allocations:
-        """Return another in the same state."""
-        other = Allocations()
-        other._blocks, other._left_behind = self._blocks.copy(), self._left_behind.copy()
-        return other
-
     def run(self, traffic: Traffic) -> int:
         """Run a step, and return the most that is counted for what it makes."""
         blocks, made, gone = self._blocks, defaultdict(list), defaultdict(list)

@@ -42,9 +42,9 @@ class Absence(NamedTuple):
 
 
 class Restoration(NamedTuple):
-    """Dropped values that are restored together: replayed by ``op``, or copied from the host where that is None."""
+    """Recomputed values that are restored together, by the replay of ``op``."""
 
-    op: int | None
+    op: int
     values: tuple[int, ...]
     absences: tuple[Absence, ...]
 
@@ -249,20 +249,17 @@ class Walk:
         return workspaces
 
     def restorations(self) -> Iterator[Restoration]:
-        """Yield which values are restored together, and when they take no memory: until then."""
+        """Yield which values are replayed together, and when they take no memory: until then."""
         step, storage_ends = self._step, self._storage_ends.tolist()
-        arrives_from = {} if self._copies is None else self._copies.arrives_from
-        for position, record in zip(self._run_positions.tolist(), self._run_records, strict=True):
-            is_replay = record < step.num_ops
-            outputs = step.op_outputs[record] if is_replay else (self._sent[record - step.num_ops],)
-            values = tuple(value for value in outputs if value in self._dropped)
+        for position, op in zip(self._replay_positions.tolist(), self.replayed_ops, strict=True):
+            values = tuple(value for value in step.op_outputs[op] if value in self._dropped)
             absent = []
             for value in values:
-                storage, back = step.value_storage[value], arrives_from.get(value, position)
+                storage = step.value_storage[value]
                 # A storage from before the step is always there.
-                if step.storage_start[storage] >= 0 and storage_ends[storage] + 1 < back:
-                    absent.append(Absence(storage_ends[storage] + 1, back, step.value_bytes[value]))
-            yield Restoration(record if is_replay else None, values, tuple(absent))
+                if step.storage_start[storage] >= 0 and storage_ends[storage] + 1 < position:
+                    absent.append(Absence(storage_ends[storage] + 1, position, step.value_bytes[value]))
+            yield Restoration(op, values, tuple(absent))
 
     def traffic(self) -> Traffic:
         """Return the buffers and workspaces of the step, at their positions."""

@@ -221,21 +221,13 @@ class Step:
         return frozenset(droppable)
 
     def recomputed_of(self, wanted: Set[int]) -> set[int]:
-        """Return those of the ``wanted`` values that the engine can replay, and that a backward pass may need."""
-        recomputed = self.droppable_among(wanted)
-        if self.alike:
-            return self._needed_of_several_passes(recomputed)
-        # What autograd does not save is replayed only for the sake of a replay that starts from it. Without one,
-        # dropping it frees nothing, and its replay record holds what it was made from: the engine in C++ learns only
-        # from its next call that a storage is freed.
-        starts = self._values_made_from
-        for index in sorted(recomputed - self.saved, reverse=True):
-            if recomputed.isdisjoint(starts[index]):
-                recomputed.remove(index)
-        return recomputed
+        """Return those of the ``wanted`` values that the engine can replay, and that a backward pass may need.
 
-    def _needed_of_several_passes(self, droppable: set[int]) -> set[int]:
-        """Return ``droppable`` without what no pass needs. What one pass needs is dropped in the others, too."""
+        What autograd does not save is replayed only for the sake of a replay that starts from it. Without one,
+        dropping it frees nothing, and its replay record holds what it was made from: the engine in C++ learns only from
+        its next call that a storage is freed. What one pass needs is dropped in the others, too.
+        """
+        droppable = self.droppable_among(wanted)
         starts, needed = self._values_made_from, set(droppable & self.saved)
         size = -1
         while len(needed) > size:
