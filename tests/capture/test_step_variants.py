@@ -286,6 +286,29 @@ def test_ordinary_steps_are_not_run_more_often() -> None:
     assert num_runs == 1 + 1 + 1 + 4 + 1
 
 
+def test_other_random_numbers_take_forward_passes_only() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    model = LayerDrop(lambda: random.random() * 0.6)
+    step = TrainingStep(model, StepArguments(batch()))
+    state = KeptState(step)
+    num_runs = {"forward": 0, "backward": 0}
+
+    def count(module: nn.Module, _: object, output: Tensor) -> None:
+        if module is model.head:
+            num_runs["forward"] += 1
+            if output.requires_grad:
+                output.register_hook(lambda _: num_runs.update(backward=num_runs["backward"] + 1))
+
+    with torch.nn.modules.module.register_module_forward_hook(count), state.kept_optimizer():
+        with pytest.warns(UserWarning, match="its structure is random"):
+            capture_real_step(step, state)
+    # Beside the runs of an ordinary step, its first two steps are looked at, it warms up for each block at most, and is
+    # recorded anew.
+    assert num_runs["backward"] <= (1 + 1 + 1 + 4 + 1) + 2 + NUM_BLOCKS + 1
+    assert num_runs["forward"] == num_runs["backward"] + 24
+
+
 def test_a_step_function_is_run_as_a_whole_and_weights_that_only_other_runs_step_are_put_back() -> None:
     torch.manual_seed(0)
     random.seed(4)

@@ -131,9 +131,6 @@ def _warm_up(step: TrainingStep, state: KeptState, runs: Mapping[int | None, Str
 def _run(step: TrainingStep, state: KeptState, device: torch.device, seed: int | None) -> Structure:
     step.random_seed = seed
     try:
-        # Looking for writes changes which ops run, so that it takes a run of its own.
-        with state.kept(may_write_more=True):
-            step.run()
         with state.kept():
             return structure_of_run(step, device, state.run_watched, whole=False)
     finally:
