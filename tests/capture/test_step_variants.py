@@ -300,9 +300,9 @@ def test_other_random_numbers_take_forward_passes_only() -> None:
             if output.requires_grad:
                 output.register_hook(lambda _: num_runs.update(backward=num_runs["backward"] + 1))
 
-    with torch.nn.modules.module.register_module_forward_hook(count), state.kept_optimizer():
-        with pytest.warns(UserWarning, match="its structure is random"):
-            capture_real_step(step, state)
+    hook = torch.nn.modules.module.register_module_forward_hook(count)
+    with hook, state.kept_optimizer(), pytest.warns(UserWarning, match="its structure is random"):
+        capture_real_step(step, state)
     # Beside the runs of an ordinary step, its first two steps are looked at, it warms up for each block at most, and is
     # recorded anew.
     assert num_runs["backward"] <= (1 + 1 + 1 + 4 + 1) + 2 + NUM_BLOCKS + 1
