@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.engine.step_comparison import assert_same, leaves
 from torch import Tensor, nn
 
 import memfit
+from memfit.capture.measuring.clocks import clock_for
 from memfit.capture.measuring.op_costs import Cost, OpMeter, with_costs
 from memfit.capture.measuring.roofline import Roofline, _flops_per_second
 from memfit.capture.recording.step_recording import OpFacts
@@ -136,6 +138,13 @@ def test_every_op_that_computes_has_seconds() -> None:
     # Sixteen times the FLOPs.
     assert products[1].seconds > products[0].seconds
     assert profile.step_seconds > 0
+
+
+def test_what_one_thread_computes_on_a_cpu_is_timed_in_its_own_seconds() -> None:
+    assert torch.get_num_threads() == 1
+    _, seconds = clock_for(torch.device("cpu")).run_timed(lambda: time.sleep(0.05))
+    # As while another program has the processor.
+    assert seconds < 0.04
 
 
 @pytest.fixture

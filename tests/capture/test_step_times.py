@@ -90,8 +90,8 @@ def test_the_first_step_in_a_row_is_not_counted(monkeypatch: pytest.MonkeyPatch)
 
     step = TrainingStep(Lasting(), StepArguments(torch.ones(3)))
     state = KeptState(step)
-    monkeypatch.setattr("memfit.capture.measuring.step_times.time.perf_counter", lambda: now)
-    monkeypatch.setattr("memfit.capture.measuring.step_times.time.thread_time", lambda: now)
+    monkeypatch.setattr("memfit.capture.measuring.clocks.time.perf_counter", lambda: now)
+    monkeypatch.setattr("memfit.capture.measuring.clocks.time.thread_time", lambda: now)
     assert timed_back_to_back(step, torch.device("cpu"), state, SynchronizedStep(0.0, 0.0, 5.0)) == 3.0
 
 
@@ -136,8 +136,8 @@ def test_two_methods_are_interleaved_and_warm_up_untimed(monkeypatch: pytest.Mon
         is_inside = False
 
     step = TrainingStep(Slowing(), StepArguments(torch.ones(3)))
-    monkeypatch.setattr("memfit.capture.measuring.step_times.time.perf_counter", lambda: now)
-    monkeypatch.setattr("memfit.capture.measuring.step_times.time.thread_time", lambda: now)
+    monkeypatch.setattr("memfit.capture.measuring.clocks.time.perf_counter", lambda: now)
+    monkeypatch.setattr("memfit.capture.measuring.clocks.time.thread_time", lambda: now)
     plain, other = timed_interleaved(step, torch.device("cpu"), KeptState(step), inside, num_rounds=5)
     assert order == ([False] * 2 + [True] * 3) * 5
     assert plain.forward_launched == 6 + 0.25

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from torch import Tensor
 
-from memfit.capture.measuring.clocks import wait_for
+from memfit.capture.measuring.clocks import host_time, wait_for
 from memfit.capture.measuring.devices import device_of
 from memfit.capture.recording.recorded_runs import no_garbage_collection, record_step
 from memfit.capture.state.kept_state import KeptState, existed_before
@@ -96,12 +95,13 @@ class Trials:
 
     def seconds(self, method: Method) -> float:
         """Return how long a run takes."""
+        now = host_time(self.device)
         with self._state.kept(), method(self._step.model):
             wait_for(self.device)
-            begin = time.perf_counter()
+            begin = now()
             self._step.run()
             wait_for(self.device)
-            return time.perf_counter() - begin
+            return now() - begin
 
     def interleaved_seconds(self, methods: Sequence[Method], progress: Progress) -> list[list[float]]:
         """Return the seconds of each method's runs. Rounds run all, in alternating order, so that drifts cancel out."""

@@ -41,7 +41,15 @@ class Clock(Protocol):
 
 def clock_for(device: torch.device) -> Clock:
     """Return the clock for ``device``."""
-    return CudaClock(device) if device.type == "cuda" else WallClock(device)
+    return CudaClock(device) if device.type == "cuda" else HostClock(device)
+
+
+def host_time(device: torch.device) -> Callable[[], float]:
+    """Return the clock of the host, in seconds, for what runs on ``device``.
+
+    Where one thread computes, its own time does not count what other programs do meanwhile.
+    """
+    return time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
 
 def wait_for(device: torch.device) -> None:
@@ -102,11 +110,12 @@ class _HostMoments:
         return [(time.perf_counter() - self._begin) / self._num_since] * self._num_since
 
 
-class WallClock:
-    """Wall time: the median of repeats after a first run that warms caches up."""
+class HostClock:
+    """The host's time: the median of repeats after a first run that warms caches up."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._now = host_time(device)
 
     def seconds_of(self, call: Call) -> float:
         """Run ``call`` several times and return the seconds of one run."""
@@ -121,10 +130,10 @@ class WallClock:
     def run_timed(self, call: Call) -> tuple[Any, float]:
         """Run ``call`` once and return its result and its seconds."""
         wait_for(self._device)
-        begin = time.perf_counter()
+        begin = self._now()
         result = call()
         wait_for(self._device)
-        return result, time.perf_counter() - begin
+        return result, self._now() - begin
 
     def _seconds(self, call: Call) -> float:
         return self.run_timed(call)[1]

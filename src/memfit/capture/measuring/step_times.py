@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from memfit.capture.measuring.clocks import moments_on, wait_for
+from memfit.capture.measuring.clocks import host_time, moments_on, wait_for
 from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
 from memfit.graph.model_profile import Phase
@@ -45,8 +44,7 @@ def timed_synchronized(step: TrainingStep, device: torch.device, state: KeptStat
 def _synchronized_timings(
     step: TrainingStep, device: torch.device, state: KeptState, num_steps: int
 ) -> list[SynchronizedStep]:
-    # Where one thread computes, its own time does not count what other programs do meanwhile.
-    now = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    now = host_time(device)
     timings: list[SynchronizedStep] = []
     for _ in range(num_steps):
         with state.kept():
