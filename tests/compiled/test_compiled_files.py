@@ -77,6 +77,7 @@ def test_what_is_wrong_with_a_plan_file_is_named(
         (("blocks", 0, "path"), "head", "must be those of the kinds"),
         (("segments", 0, "num_held"), 99, "there are only 5 blocks"),
         (("segments", 0, "kind"), "sideways", "must be one of forward, backward, outside"),
+        (("segments", 0, "base_bytes"), 2**63 - 1, "workspace_bytes must be at most 4611686018427387904 in all"),
         (("plain_seconds",), float("nan"), "must be a number|not valid JSON|NaN"),
         (("plain_seconds",), 10**400, "plain_seconds must be a number; got 1000"),
     ],

@@ -124,6 +124,13 @@ def test_the_frontier_gets_smaller_and_slower() -> None:
         assert a.overhead <= b.overhead
 
 
+@pytest.mark.parametrize("budget", [2**62, 2**63, 10**30, "9999999999999GiB"])
+def test_any_budget_above_the_peak_gives_the_fastest_plan(budget: int | str) -> None:
+    profile = model_profile(drawn_profile(1))
+    fastest = memfit.frontier(profile)[0].plan
+    assert memfit.plan(profile, budget=budget).compiled == fastest.compiled
+
+
 def test_compiled_profiles_take_a_budget_and_nothing_else() -> None:
     profile = model_profile(drawn_profile(1))
     with pytest.raises(memfit.InvalidParameterError, match="give a budget"):

@@ -113,10 +113,22 @@ def _check_profile(profile: ModelProfile) -> None:
     _check_makers(profile.ops, profile.values)
     _check_names(profile.values)
     num_bytes = sum(value.num_bytes for value in profile.values) + sum(op.workspace_bytes for op in profile.ops)
+    num_bytes += profile.peak_bytes
+    if profile.compiled is not None:
+        num_bytes += _sum_of_whole_numbers(asdict(profile.compiled))
     if num_bytes > _MOST_BYTES_IN_ALL:
         raise InvalidParameterError(
-            f"num_bytes and workspace_bytes must be at most {_MOST_BYTES_IN_ALL} in all; got {num_bytes}"
+            "peak_bytes, the numbers of compiled blocks, num_bytes and workspace_bytes must be at most "
+            f"{_MOST_BYTES_IN_ALL} in all; got {num_bytes}"
         )
+
+
+def _sum_of_whole_numbers(entry: Any) -> int:
+    if isinstance(entry, dict):
+        entry = list(entry.values())
+    if isinstance(entry, (list, tuple)):
+        return sum(map(_sum_of_whole_numbers, entry))
+    return entry if type(entry) is int else 0
 
 
 def _check_makers(ops: tuple[RecordedOp, ...], values: tuple[RecordedValue, ...]) -> None:

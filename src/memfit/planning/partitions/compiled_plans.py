@@ -18,6 +18,9 @@ from memfit.planning.partitions.outside_values import indices_of, plan_outside
 from memfit.planning.partitions.partition_mix import PartitionMix
 from memfit.units import format_bytes
 
+# More than there is, and not too much for the sums of arrays.
+_ANY_BYTES = 2**62
+
 
 class _StepMix(NamedTuple):
     """What the eager engine recomputes outside blocks, and the mixture of partitions."""
@@ -31,7 +34,7 @@ def plan_of_compiled(profile: ModelProfile, budget_bytes: int, host_bytes: int =
 
     It may use ``host_bytes`` of the host's memory.
     """
-    chosen = _fastest(profile, budget_bytes, host_bytes)
+    chosen = _fastest(profile, min(budget_bytes, _ANY_BYTES), host_bytes)
     if chosen is None:
         least_bytes = _least_peak_bytes(profile, host_bytes)
         raise InfeasibleBudgetError(
@@ -46,7 +49,7 @@ def plan_of_compiled(profile: ModelProfile, budget_bytes: int, host_bytes: int =
 
 def frontier_of_compiled(profile: ModelProfile, num_points: int, host_bytes: int = 0) -> tuple[FrontierPoint, ...]:
     """Return plans for compiled blocks from the fastest to the one with the smallest peak."""
-    fastest = _fastest(profile, 2**62, 0)
+    fastest = _fastest(profile, _ANY_BYTES, 0)
     assert fastest is not None
     least_bytes, most_bytes = _least_peak_bytes(profile, host_bytes), fastest.mix.peak_bytes
     points: list[FrontierPoint] = []
