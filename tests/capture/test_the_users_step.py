@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn import functional
 
 import memfit
 from memfit.capture.state.bits import same_bits
 from memfit.graph.model_profile import Phase
+from memfit.runtime.allocation_meter import allocated_peak
 
 
 @dataclass
@@ -267,6 +269,33 @@ def by_chance() -> Setup:
     return Setup(model, batch, train, arguments, [optimizer])
 
 
+class Counting(Stateful):
+    """A training loop that unfreezes the first layer in its second step, and counts its steps."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.model = network()
+        self.model[0].requires_grad_(False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def step(self, batch: Tensor) -> Tensor:
+        self.num_steps += 1
+        self.model[0].requires_grad_(self.num_steps > 1)
+        self.optimizer.zero_grad()
+        loss = self.model(batch).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_steps": self.num_steps}
+
+
+def unfreezing() -> Setup:
+    loop = Counting()
+    return stepping(loop.model, loop.step, loop.optimizer, others=[loop])
+
+
 def accelerate_optimizer() -> Setup:
     accelerate = pytest.importorskip("accelerate")
     setup = with_loss()
@@ -309,6 +338,7 @@ def state_of(setup: Setup) -> list[Any]:
     states += [each.state_dict() for each in setup.optimizers]
     states += [other.state_dict() for other in setup.others]
     states += [getattr(module, "num_calls", None) for module in setup.model.modules()]
+    states += [parameter.requires_grad for parameter in setup.model.parameters()]
     return [*flat_state(states), torch.get_rng_state(), str(random.getstate()), str(np.random.get_state())]
 
 
@@ -347,6 +377,44 @@ def test_training_is_bit_identical_after_profiling_and_verifying(make: Callable[
     assert verification.num_gradients >= sum(1 for _ in ours.model.parameters())
     assert losses_of(ours) == losses_of(theirs)
     assert_same(state_of(ours), state_of(theirs))
+
+
+def test_parameters_that_a_step_unfreezes_are_frozen_again_and_its_loop_of_a_torch_protocol_counts_on() -> None:
+    ours, theirs = built(unfreezing), built(unfreezing)
+    before = state_of(ours)
+    with pytest.warns(UserWarning, match="its first steps differ"):
+        profile = memfit.profile(ours.model, ours.batch, **ours.arguments)
+    memfit.verify(ours.model, memfit.plan(profile, strategy=memfit.Full()), ours.batch, **ours.arguments)
+    assert_same(state_of(ours), before)
+    assert losses_of(ours) == losses_of(theirs)
+    assert_same(state_of(ours), state_of(theirs))
+
+
+def test_what_other_steps_leave_counts_where_every_second_step_trains_a_generator_too() -> None:
+    model = nn.ModuleDict({"generator": network(), "critic": nn.Linear(4, 1)})
+    first, second = (torch.optim.Adam(part.parameters()) for part in model.children())
+    batch, num_steps = torch.randn(64, 8), itertools.count()
+
+    def step(batch: Tensor) -> None:
+        second.zero_grad()
+        # More rows than the generator has when it is trained: the first step is the larger one.
+        (model["critic"](model["generator"](batch.repeat(4, 1)).detach())).mean().backward()
+        second.step()
+        if next(num_steps) % 2:
+            first.zero_grad()
+            model["critic"](model["generator"](batch)).mean().backward()
+            first.step()
+
+    with pytest.warns(UserWarning, match="its first steps differ"):
+        profile = memfit.profile(model, batch, step=step)
+
+    def held() -> Iterator[Tensor]:
+        yield from (*model.parameters(), *model.buffers(), batch)
+        yield from (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+        yield from (entry for each in (first, second) for state in each.state.values() for entry in state.values())
+
+    peaks = [allocated_peak(lambda: step(batch), torch.device("cpu"), held()) for _ in range(4)]
+    assert profile.peak_bytes == max(peaks)
 
 
 def test_phases_are_those_of_what_runs() -> None:

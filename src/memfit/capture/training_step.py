@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -48,6 +48,8 @@ class TrainingStep:
         # Whether Python may decide by random numbers what a run does.
         self.branches_at_random = False
         self.num_steps_before = 0
+        # All that the step's functions were seen to reach, beside its own.
+        self.reached_optimizers: Collection[Any] = ()
         # Leaves, and the form of the gradients of the step before, which a step function clears after its first ops.
         self.gradients_at_start: tuple[tuple[Tensor, torch.Size, torch.dtype, torch.device], ...] = ()
 
@@ -140,10 +142,11 @@ class TrainingStep:
         named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
         named += [(f"batch#{number}", tensor) for number, tensor in enumerate(tensors_of(self.batch))]
         named += [(f"targets#{number}", tensor) for number, tensor in enumerate(tensors_of(self.arguments.targets))]
-        if self.optimizer is not None:
-            # The state is a mapping from parameters; only what it maps them to is state.
-            states = tensors_of(list(innermost_optimizer(self.optimizer).state.values()))
-            named += [(f"optimizer state#{number}", tensor) for number, tensor in enumerate(states)]
+        # The state is a mapping from parameters; only what it maps them to is state. Optimizers that only other steps
+        # than this one step have theirs, too.
+        optimizers = [innermost_optimizer(self.optimizer), *self.reached_optimizers]
+        states = tensors_of([list(getattr(optimizer, "state", {}).values()) for optimizer in optimizers])
+        named += [(f"optimizer state#{number}", tensor) for number, tensor in enumerate(states)]
         if self.arguments.gradients == "kept":
             # Those of other leaves are named when the step meets them.
             gradients = [(f"{name}.grad", leaf.grad) for name, leaf in model.named_parameters()]

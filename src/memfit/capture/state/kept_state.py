@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memfit.capture.state.python_state import AttributeSnapshot
@@ -56,12 +56,13 @@ class KeptState:
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
-        self._leaves = _leaves_of(step)
         arguments = step.arguments
         self._reached = ReachedObjects([step.model, arguments.loss, arguments.step, *optimizers_within(step.optimizer)])
         modules = {id(module): module for module in (*step.model.modules(), *self._reached.modules)}
         self._modules = list(modules.values())
+        self._leaves = _leaves_of(step, self._modules)
         self._optimizers = {id(optimizer): optimizer for optimizer in self._reached.optimizers}
+        step.reached_optimizers = self._optimizers.values()
         self._optimizer_states: list[AttributeSnapshot] = []
         self._writes: list[_FirstWrites] = []
         self._num_watched_runs = 0
@@ -98,7 +99,7 @@ class KeptState:
         With ``may_write_more`` these may write other tensors than earlier runs, because they begin with other random
         numbers or are several. Such a block must be neither timed nor recorded.
         """
-        gradients = [(leaf, leaf.grad) for leaf in self._leaves]
+        gradients = [(leaf, leaf.grad, leaf.requires_grad) for leaf in self._leaves]
         contents = [(leaf, leaf.detach()) for leaf in self._leaves if is_strided(leaf) and not is_dtensor(leaf)]
         attributes = self._current_attributes()
         bindings = self._reached.bindings()
@@ -115,8 +116,11 @@ class KeptState:
             self._gradients.learn(leaves, fills_with_zeros=any(writes.zeroed_gradients for writes in self._writes))
         finally:
             random_states.restore()
-            for leaf, gradient in gradients:
+            for leaf, gradient, requires_grad in gradients:
                 leaf.grad = gradient
+                if leaf.requires_grad is not requires_grad:
+                    self._changes_attributes |= leaf.is_leaf
+                    leaf.detach_().requires_grad_(requires_grad)
             for leaf, content in contents:
                 if leaf.untyped_storage() is not content.untyped_storage():
                     leaf.data = content
@@ -390,8 +394,8 @@ def _whole_storage_of(tensor: Tensor) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def _leaves_of(step: TrainingStep) -> list[Tensor]:
-    leaves: list[Tensor] = list(step.model.parameters())
+def _leaves_of(step: TrainingStep, modules: Iterable[nn.Module]) -> list[Tensor]:
+    leaves: list[Tensor] = [leaf for module in modules for leaf in module.parameters(recurse=False)]
     leaves += [tensor for tensor in tensors_of((step.batch, step.arguments.targets)) if tensor.is_leaf]
     if step.optimizer is not None:
         leaves += [

@@ -62,12 +62,17 @@ def _is_written_in_python(cls: type) -> bool:
     """
     for base in cls.__mro__:
         package = str(base.__module__).partition(".")[0]
-        if package in _CLOSED_PACKAGES:
+        if package in _CLOSED_PACKAGES and (base is cls or not _is_interface(base)):
             return False
         new = base.__new__
         if not base.__flags__ & _HEAP_TYPE or (isinstance(new, _BUILT_IN_METHOD) and new.__self__ is base):
             return base in _PLAIN_BASES
     return False
+
+
+def _is_interface(base: type) -> bool:
+    """Return whether ``base`` only names methods for its subclasses, such as torch's ``Stateful`` and ``Dataset``."""
+    return getattr(base, "_is_protocol", False) or ("__init__" not in vars(base) and "__new__" not in vars(base))
 
 
 def _slots_of(cls: type) -> list[MemberDescriptorType]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
@@ -21,13 +21,14 @@ class StepGradients:
 
     With ``gradients="kept"``, or where a step function clears gradients itself, those that the first run left. What a
     run lets go of is made by each run itself, so that it is gone when the run clears it; what it fills with zeros, or
-    adds to, stays from run to run. Otherwise there are none.
+    adds to, stays from run to run. Otherwise there are none. Where steps differ, what other ones left is there, too.
     """
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
         self._kept: list[tuple[Tensor, Tensor]] = []
         self._num_runs = 0
+        self._clears = False
         step.gradients_at_start = ()
 
     @property
@@ -52,6 +53,9 @@ class StepGradients:
         if self._num_runs == 1 and (arguments.gradients == "kept" or arguments.step is not None):
             found = {id(leaf): (leaf, leaf.grad) for leaf in leaves}
             self._kept = [(leaf, gradient) for leaf, gradient in found.values() if gradient is not None]
+        if self._num_runs > _NUM_RUNS and self._clears:
+            known = {id(leaf) for leaf, *_ in (*self._kept, *self._step.gradients_at_start)}
+            self._add_at_start((leaf, leaf.grad) for leaf in leaves if leaf.grad is not None and id(leaf) not in known)
         if self._num_runs != _NUM_RUNS or arguments.step is None:
             return
         cleared = [(leaf, kept) for leaf, kept in self._kept if leaf.grad is not kept]
@@ -59,10 +63,17 @@ class StepGradients:
             # They add up until the loop around the step clears them, and that is before the next step.
             self._kept = []
             return
-        made = [(leaf, kept) for leaf, kept in cleared if _has_own_memory(kept)]
-        self._step.gradients_at_start = tuple((leaf, kept.shape, kept.dtype, kept.device) for leaf, kept in made)
-        leaves_of_made = {id(leaf) for leaf, _ in made}
+        self._clears = True
+        self._add_at_start(cleared)
+        leaves_of_made = {id(leaf) for leaf, *_ in self._step.gradients_at_start}
         self._kept = [(leaf, kept) for leaf, kept in self._kept if id(leaf) not in leaves_of_made]
+
+    def _add_at_start(self, gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
+        self._step.gradients_at_start += tuple(
+            (leaf, gradient.shape, gradient.dtype, gradient.device)
+            for leaf, gradient in gradients
+            if _has_own_memory(gradient)
+        )
 
 
 def _has_own_memory(gradient: Tensor) -> bool:
