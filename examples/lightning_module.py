@@ -66,7 +66,8 @@ def train(
         enable_model_summary=False,
         **{"max_steps": 6, "enable_checkpointing": False, **options},
     )
-    loader = loader or torch.utils.data.DataLoader(torch.randn(512, 16), batch_size=64)
+    rows = torch.randn(512, 16)
+    loader = torch.utils.data.DataLoader(rows, batch_size=64) if loader is None else loader
     trainer.fit(module, loader, ckpt_path=checkpoint)
     return module
 

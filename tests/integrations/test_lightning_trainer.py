@@ -13,6 +13,7 @@ pytest.importorskip("lightning")
 import lightning.pytorch as lightning
 import torch
 from examples.lightning_module import Block, Regression, train
+from lightning.pytorch.utilities import CombinedLoader
 from tests.integrations.step_peaks import StepPeaks
 from torch import Tensor, nn
 
@@ -77,6 +78,32 @@ class ByHand(Regression):
         return list(optimizers), [torch.optim.lr_scheduler.OneCycleLR(optimizers[0], 0.1, total_steps=11)]
 
 
+class Accumulating(Regression):
+    """Steps its optimizer in every second step only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Tensor]:
+        loss = self.blocks(batch).square().mean()
+        self.manual_backward(loss / 2)
+        if batch_idx % 2:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+        return {"loss": loss.detach()}
+
+
+class Zeroing(Regression):
+    """Takes a row from each of two loaders, and fills gradients with zeros."""
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return super().training_step(batch["one"] + batch["other"], batch_idx)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad(set_to_none=False)
+
+
 class Lengths(torch.utils.data.Dataset[Tensor]):
     """Batches of two sizes, and larger ones after those that are looked at before training."""
 
@@ -111,6 +138,17 @@ def test_ten_steps_are_those_of_plain_training_and_each_is_within_the_budget(opt
 
 def test_manual_optimization_with_several_optimizers_is_measured_as_it_is() -> None:
     assert len(losses_both_ways(ByHand, 0.9, max_steps=20, max_epochs=-1)) == 10
+
+
+def test_a_module_that_steps_its_optimizer_in_some_steps_only_is_within_the_budget_in_all() -> None:
+    assert len(losses_both_ways(Accumulating, 0.9, max_steps=4, max_epochs=-1)) == 8
+
+
+def test_gradients_are_cleared_as_the_module_says_and_several_loaders_give_one_batch() -> None:
+    rows = [torch.randn(512, 16, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+    loaders = [torch.utils.data.DataLoader(each, batch_size=64, shuffle=True) for each in rows]
+    loader = CombinedLoader(dict(zip(("one", "other"), loaders, strict=True)), "min_size")
+    assert len(losses_both_ways(Zeroing, 0.9, max_steps=4, loader=loader)) == 4
 
 
 def test_larger_batches_are_planned_for_when_they_come() -> None:

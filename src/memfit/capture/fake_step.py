@@ -30,7 +30,7 @@ from memfit.capture.recording.plain_timeline import plain_timeline_bytes
 from memfit.capture.recording.recorded_runs import record_step
 from memfit.capture.recording.step_recording import values_of
 from memfit.capture.state.kept_state import KeptState
-from memfit.capture.step_arguments import innermost_optimizer
+from memfit.capture.step_arguments import innermost_optimizer, optimizers_within
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import bare_model
 from memfit.errors import MemfitError
@@ -65,6 +65,9 @@ def _profile_of(fake: TrainingStep, step: TrainingStep, fake_mode: FakeTensorMod
     """Return the profile of the ``fake`` step, which has the tensors of ``step`` as fake ones."""
     device = device_of(fake)
     state = KeptState(fake)
+    # The functions of the step may also refer to the real optimizer, of which the fake step has a copy.
+    copied = [each for each in optimizers_within(step.optimizer) if each is not fake.optimizer]
+    fake.reached_optimizers = [each for each in fake.reached_optimizers if each not in copied]
     with _explained_limits(), fake_mode, _CopiesAreFake(fake_mode), loss_in_chunks_as_in(fake.model, step.model):
         if fake.optimizer is not None or fake.arguments.step is not None or fake.arguments.gradients == "kept":
             # These runs create the optimizer's state and the gradients.

@@ -44,8 +44,10 @@ class MemfitCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Profile, plan, verify and apply, before the first step."""
-        smallest, largest = smallest_and_largest(trainer.train_dataloader)
-        optimizer = trainer.optimizers[0] if trainer.optimizers and pl_module.automatic_optimization else None
+        # It draws from all of the trainer's loaders: batches, and which they are.
+        (smallest, *_), (largest, *_) = smallest_and_largest(trainer.fit_loop._combined_loader)
+        # A module that optimizes by itself may step it in some steps only: its state is there in all of them.
+        optimizer = trainer.optimizers[0] if trainer.optimizers else None
         held = torch.zeros(_MOST_LOGGED, device=pl_module.device)
 
         def step(held: dict[str, Any]) -> None:
@@ -54,7 +56,7 @@ class MemfitCallback(Callback):
                 return
             loss = output["loss"] if isinstance(output, Mapping) else output
             if trainer.accumulate_grad_batches == 1 and optimizer is not None:
-                optimizer.zero_grad()
+                pl_module.optimizer_zero_grad(trainer.current_epoch, 0, optimizer)
             pl_module.backward(loss / trainer.accumulate_grad_batches)
             if optimizer is not None:
                 pl_module.configure_gradient_clipping(

@@ -75,7 +75,9 @@ def _kept_positions(loader: Any) -> Iterator[None]:
         if part is None or any(part is other for other in found):
             continue
         found.append(part)
+        # Lightning puts several loaders in one, which has them as `flattened`.
         waiting += [getattr(part, name, None) for name in ("batch_sampler", "sampler")]
+        waiting += getattr(part, "flattened", ())
     attributes = [(part, dict(vars(part))) for part in found if hasattr(part, "__dict__")]
     generators = [value for _, before in attributes for value in before.values() if isinstance(value, torch.Generator)]
     states = [(generator, generator.get_state()) for generator in generators]
