@@ -17,6 +17,7 @@ NEEDS = {
     "trl_trainers": ("trl",),
     "accelerate_loop": ("accelerate",),
     "lightning_module": ("lightning",),
+    "torchtitan_trainer": ("torchtitan",),
 }
 # What torchrun sets for a process that is alone.
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
@@ -29,6 +30,8 @@ def test_the_example_runs(name: str, capsys: pytest.CaptureFixture[str], monkeyp
     if name.endswith("_torchrun"):
         for variable, value in TORCHRUN.items():
             monkeypatch.setenv(variable, value)
+    if name == "torchtitan_trainer" and not torch.cuda.is_available():
+        pytest.skip("torchtitan needs a GPU; tests/integrations/test_torchtitan.py trains its model on the CPU")
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
     with warnings.catch_warnings():
