@@ -39,9 +39,11 @@ from memfit.runtime.applying.batch_tensors import tensors_of
 from memfit.runtime.applying.fingerprint import fingerprint_of
 from memfit.runtime.applying.model_inputs import noting_inputs
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks_as_in
+from memfit.runtime.native.native_library import configured_module
 from memfit.runtime.torch_internals import (
     FAKE_TENSOR_LOG,
     DataDependentOutputException,
+    DispatchMode,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
@@ -68,7 +70,7 @@ def _profile_of(fake: TrainingStep, step: TrainingStep, fake_mode: FakeTensorMod
     # The functions of the step may also refer to the real optimizer, of which the fake step has a copy.
     copied = [each for each in optimizers_within(step.optimizer) if each is not fake.optimizer]
     fake.reached_optimizers = [each for each in fake.reached_optimizers if each not in copied]
-    with _explained_limits(), fake_mode, _CopiesAreFake(fake_mode), loss_in_chunks_as_in(fake.model, step.model):
+    with _explained_limits(), fake_mode, _StepIsFake(fake_mode), loss_in_chunks_as_in(fake.model, step.model):
         if fake.optimizer is not None or fake.arguments.step is not None or fake.arguments.gradients == "kept":
             # These runs create the optimizer's state and the gradients.
             while not state.is_warm:
@@ -123,7 +125,7 @@ def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
         generators = [value for value in vars(module).values() if isinstance(value, torch.Generator)]
         memo |= {id(generator): generator.clone_state() for generator in generators}
     try:
-        with fake_mode, _CopiesAreFake(fake_mode):
+        with fake_mode, _StepIsFake(fake_mode):
             model, batch, targets, optimizer = copy.deepcopy(
                 (step.model, step.batch, step.arguments.targets, step.optimizer), memo
             )
@@ -139,7 +141,7 @@ def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
 def _with_fake_batch(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
     """Return ``step`` with a batch of fake tensors."""
     try:
-        with fake_mode, _CopiesAreFake(fake_mode):
+        with fake_mode, _StepIsFake(fake_mode):
             batch = copy.deepcopy(step.batch)
     except Exception as error:
         raise MemfitError(
@@ -154,10 +156,36 @@ def _fake_of(fake_mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     return _fake_number(tensor, fake_mode) if is_number else fake_mode.from_tensor(tensor)
 
 
-class _CopiesAreFake(TorchFunctionMode):
+# They add a bias or a mask to a product in place, but not where a mode is active, as that of fake tensors is.
+_ADDING_IN_PLACE = (
+    nn.functional.linear,
+    nn.functional.multi_head_attention_forward,
+    nn.functional.scaled_dot_product_attention,
+    torch.gru,
+    torch.rnn_relu,
+    torch.rnn_tanh,
+)
+
+
+class _AddsInPlace(DispatchMode):
+    """Lets such a function run the ops of a real step, which the engine in C++ records."""
+
+    _last_made: Tensor | None = None
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op is torch.ops.aten.add.Tensor and args[0] is self._last_made:
+            op = torch.ops.aten.add_.Tensor
+        result = op(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self._last_made = result
+        return result
+
+
+class _StepIsFake(TorchFunctionMode):
     """Makes deep copies have fake tensors: those of batches, of any class, and those that a step makes.
 
-    torch's own deep copy of a fake tensor that knows its number fails inside the mode.
+    torch's own deep copy of a fake tensor that knows its number fails inside the mode. A single random number on the
+    host, by which layers are dropped at random, is a known one.
     """
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
@@ -165,6 +193,11 @@ class _CopiesAreFake(TorchFunctionMode):
         self._fake_mode = fake_mode
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _ADDING_IN_PLACE and not torch.compiler.is_compiling() and configured_module() is not None:
+            with _AddsInPlace():
+                return function(*args, **(kwargs or {}))
+        if function is torch.rand:
+            return _known_number(function(*args, **(kwargs or {})))
         if function is not Tensor.__deepcopy__:
             return function(*args, **(kwargs or {}))
         tensor, memo = args
@@ -189,6 +222,16 @@ def _fake_number(state: Tensor, fake_mode: FakeTensorMode) -> Tensor:
     number = state.item()
     with fake_mode:
         return torch.tensor(number, dtype=state.dtype)
+
+
+def _known_number(drawn: Tensor) -> Tensor:
+    """Return the largest random number in the place of a single one on the host: layers are dropped where it is small.
+
+    So the step is the one that drops none, which takes most.
+    """
+    if drawn.numel() != 1 or drawn.device.type != "cpu":
+        return drawn
+    return torch.tensor(1 - torch.finfo(drawn.dtype).eps, dtype=drawn.dtype).reshape(drawn.shape)
 
 
 def _existed_before(state: KeptState) -> Callable[[Tensor], bool]:
