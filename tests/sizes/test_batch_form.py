@@ -57,6 +57,9 @@ def test_a_larger_batch_has_the_shapes_that_its_inputs_need() -> None:
     assert form.shapes_for(longer, planned) == ((2, 20), (2, 1, 20, 20), (2, 21))
     # An eighth to spare, as a multiple of what lengths are multiples of.
     assert form.shapes_for(longer, planned, spare=1 / 8) == ((2, 24), (2, 1, 24, 24), (2, 25))
+    # A batch that is no such multiple shows that the model takes others.
+    odd = inputs(ids=("int64", (2, 33)), mask=("bool", (2, 1, 33, 33)))
+    assert form.shapes_for(odd, planned, spare=1 / 8)[0] == (2, 38)
     # Rows did not vary; labels, which the model does not see, have as many.
     more_rows = inputs(ids=("int64", (3, 8)), mask=("bool", (3, 1, 8, 8)))
     assert form.shapes_for(more_rows, planned) == ((3, 8), (3, 1, 8, 8), (3, 9))
@@ -78,6 +81,16 @@ def test_inputs_that_are_made_of_the_batch_grow_as_it_does() -> None:
     # The step gives the model all tokens but the last.
     planned = inputs(x=("float32", (2, 16)))
     assert form.shapes_for(inputs(x=("float32", (2, 24))), planned) == ((2, 26),)
+
+
+def test_a_larger_batch_repeats_the_largest() -> None:
+    form = form_of(
+        {"ids": torch.arange(4).view(1, 4), "empty": torch.zeros(0, 2)},
+        {"ids": torch.arange(6).view(1, 6), "empty": torch.zeros(0, 2)},
+    )
+    batch = form.at(((2, 8), (3, 2))).batch
+    assert batch["ids"].tolist() == [[0, 1, 2, 3, 4, 5, 0, 1]] * 2
+    assert batch["empty"].shape == (3, 2)
 
 
 def test_sizes_are_put_in_words() -> None:

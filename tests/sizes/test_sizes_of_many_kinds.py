@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -43,6 +44,44 @@ def test_rows_and_lengths_that_vary_on_their_own_each_have_plans() -> None:
         # Larger in one size only.
         with pytest.warns(UserWarning, match=r"size 1 x 70 is larger than the largest that was planned for \(2 x 64\)"):
             check_step(model, rows(1, 70), budget)
+        # It runs plain, though one of 2 x 70 does not.
+        inputs = tuple(each._replace(shape=(1, 70, WIDTH)) for each in fitted.plan.inputs)
+        assert not fitted.plans.entries[fitted.plans.places_for(inputs)[0]].plan.changes_anything
+
+
+def test_the_largest_size_that_fits_is_found_however_much_larger_a_batch_is() -> None:
+    model = Tower(1)
+    budget = budget_between(model, rows(2, 8), rows(2, 32))
+
+    def can_be_planned(length: int) -> bool:
+        try:
+            memfit.plan(memfit.profile(model, rows(2, length), mode="fake"), budget=budget)
+        except memfit.InfeasibleBudgetError:
+            return False
+        return True
+
+    with (
+        memfit.fit(model, batches=[rows(2, 8), rows(2, 32)], budget=budget),
+        pytest.raises(memfit.InfeasibleBudgetError, match="the largest size that fits is about") as caught,
+    ):
+        model(rows(2, 640))
+    found = re.search(r"that fits is about (\d+)", str(caught.value))
+    assert found is not None
+    assert can_be_planned(int(found[1]))
+    assert not can_be_planned(int(1.06 * int(found[1])))
+
+
+def test_larger_batches_are_measured_where_the_step_reads_numbers() -> None:
+    class ReadsNumbers(Tower):
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.abs().sum().item() > 0
+            return super().forward(x)
+
+    model = ReadsNumbers()
+    budget = budget_between(model, rows(2, 8), rows(2, 16))
+    message = r"size 18 is larger than the largest that was planned for \(16\)"
+    with memfit.fit(model, batches=[rows(2, 8), rows(2, 16)], budget=budget), pytest.warns(UserWarning, match=message):
+        check_step(model, rows(2, 18), budget)
 
 
 def test_more_rows_than_in_any_batch_are_planned_for_or_refused() -> None:

@@ -142,7 +142,7 @@ class BatchForm:
     def at(self, shapes: Shapes) -> StepArguments:
         """Return the step arguments with a batch of these shapes.
 
-        Up to the largest its tensors are parts of those of the largest batch; beyond they are zeros, for fake steps.
+        Its tensors are parts of those of the largest batch, which is repeated where they are larger.
         """
         if shapes in self.shapes:
             return self.arguments[self.shapes.index(shapes)]
@@ -229,6 +229,7 @@ def _tensors(arguments: StepArguments) -> list[tuple[str, Tensor]]:
 def _with_spare(length: int, most: int, spare: float, multiple: int, *, fills: bool) -> int:
     if length <= most:
         return most if fills else length
+    multiple = math.gcd(length, multiple)
     return math.ceil(length * (1 + spare) / multiple) * multiple if spare else length
 
 
@@ -240,9 +241,8 @@ def _growth(inputs: Sequence[Input], planned: Sequence[Input]) -> float:
 
 
 def _of_shape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    known = tensor.detach()
-    if all(size <= most for size, most in zip(shape, tensor.shape, strict=True)):
-        made = known[tuple(slice(size) for size in shape)].clone(memory_format=torch.contiguous_format)
-    else:
-        made = known.new_zeros(shape)
-    return made.requires_grad_(tensor.requires_grad)
+    times = [math.ceil(size / most) if most else 1 for size, most in zip(shape, tensor.shape, strict=True)]
+    repeated = tensor.detach().repeat(times)[tuple(slice(size) for size in shape)]
+    if repeated.shape != shape:
+        repeated = tensor.new_zeros(shape)
+    return repeated.clone(memory_format=torch.contiguous_format).requires_grad_(tensor.requires_grad)

@@ -122,20 +122,15 @@ class _FittingBySize:
         return measured
 
     def _profile(self, shapes: Shapes, mode: ProfileMode) -> ModelProfile:
-        if mode == "real" and not self._form.is_within_largest(shapes):
-            raise MemfitError(
-                f"there is no batch of size {self._form.in_words(shapes)} to run; the largest is of size "
-                f"{self._form.in_words(self._form.shapes[-1])}"
-            )
-        step = TrainingStep(self._model, self._form.at(shapes))
         try:
+            step = TrainingStep(self._model, self._form.at(shapes))
             return profile_of_step(step, mode, chunk_loss=self._chunk_loss)
         except MemfitError:
             raise
         except Exception as error:
             if shapes in self._form.shapes:
                 raise
-            # The model does not take a batch of this size, or not a part of the largest one.
+            # The model does not take a batch of this size, or not one that is made of the largest.
             raise MemfitError(f"{type(error).__name__}: {error}") from error
 
     def _refuse_other_structures(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,9 @@ from memfit.units import format_bytes
 
 # Sizes beyond the largest are planned for with so much to spare, so that the next one is not planned for again.
 _SPARE_SHARE = 1 / 8
-# The largest size that fits is found to this share of what is beyond the largest.
-_MOST_HALVINGS = 4
+# The largest size that fits is looked for until it is known to this factor.
+_CLOSE_GROWTH = 1.05
+_MOST_HALVINGS = 8
 
 
 class SizesBeyond:
@@ -42,15 +44,23 @@ class SizesBeyond:
             needed,
         )
         failed: MemfitError | None = None
+        made: dict[Shapes, SizedPlan] = {}
         for shapes in dict.fromkeys(wanted):
+            if made and shapes == needed:
+                break
             try:
-                entry = _in_another_thread(partial(self._plan_of, shapes))
+                made[shapes] = _in_another_thread(partial(self._plan_of, shapes))
             except MemfitError as error:
                 failed = error
             else:
-                self._plans.add(entry)
-                _warn_of(self._form.in_words(needed), self._form.in_words(shapes), self._plans.largest, entry)
-                return None
+                self._plans.add(made[shapes])
+                # Where that for the largest other sizes recomputes, these sizes may not need it.
+                if not made[shapes].plan.changes_anything:
+                    break
+        if made:
+            shapes, entry = made.popitem()
+            _warn_of(self._form.in_words(needed), self._form.in_words(shapes), self._plans.largest, entry)
+            return None
         # What is wrong with the size itself, with nothing to spare.
         if isinstance(failed, InfeasibleBudgetError):
             raise self._refusal(needed, failed) from None
@@ -58,33 +68,42 @@ class SizesBeyond:
 
     def _refusal(self, needed: Shapes, error: InfeasibleBudgetError) -> InfeasibleBudgetError:
         """Return the error for a size that cannot be planned for, with the largest size that can."""
-        feasible, infeasible = 0.0, 1.0
-        fits = self._at_share(needed, 0.0)
-        for _ in range(_MOST_HALVINGS):
-            share = (feasible + infeasible) / 2
-            shapes = self._at_share(needed, share)
-            try:
-                _in_another_thread(partial(self._plan_of, shapes))
-            except MemfitError:
-                infeasible = share
-            else:
-                feasible, fits = share, shapes
         budget_bytes = self._plans.largest.plan.budget_bytes or 0
         return InfeasibleBudgetError(
             f"a batch of size {self._form.in_words(needed)} cannot be kept within {format_bytes(budget_bytes)}, the "
-            f"largest size that fits is about {self._form.in_words(fits)}: {error}",
+            f"largest size that fits is about {self._form.in_words(self._largest_feasible(needed))}: {error}",
             minimum_bytes=error.minimum_bytes,
         )
 
-    def _at_share(self, needed: Shapes, share: float) -> Shapes:
-        """Return shapes on the way from those of the largest batch to the needed ones, where these are larger."""
-        return tuple(
-            tuple(
-                length if length <= most else round(most + share * (length - most))
-                for length, most in zip(shape, largest, strict=True)
-            )
-            for shape, largest in zip(needed, self._form.shapes[-1], strict=True)
-        )
+    def _largest_feasible(self, needed: Shapes) -> Shapes:
+        """Return shapes between those of the largest batch and ``needed``: the largest that are found to have a plan."""
+        most = self._form.shapes[-1]
+        feasible = tuple(tuple(map(min, shape, largest)) for shape, largest in zip(needed, most, strict=True))
+        infeasible = needed
+        for _ in range(_MOST_HALVINGS):
+            middle = _halfway(feasible, infeasible)
+            if _growth(feasible, infeasible) <= _CLOSE_GROWTH or middle in (feasible, infeasible):
+                break
+            try:
+                _in_another_thread(partial(self._plan_of, middle))
+            except MemfitError:
+                infeasible = middle
+            else:
+                feasible = middle
+        return feasible
+
+
+def _halfway(one: Shapes, other: Shapes) -> Shapes:
+    """Return shapes as many times as large as ``one`` as ``other`` is as large as they."""
+    return tuple(
+        tuple(math.isqrt(small * large) for small, large in zip(smaller, larger, strict=True))
+        for smaller, larger in zip(one, other, strict=True)
+    )
+
+
+def _growth(one: Shapes, other: Shapes) -> float:
+    pairs = (pair for shapes in zip(one, other, strict=True) for pair in zip(*shapes, strict=True))
+    return max(large / max(1, small) for small, large in pairs)
 
 
 def _warn_of(size: str, planned_size: str, largest: SizedPlan, entry: SizedPlan) -> None:
