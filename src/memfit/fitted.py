@@ -21,6 +21,7 @@ from memfit.graph.size_plans import SizePlans
 from memfit.graph.summaries import html_summary
 from memfit.graph.verification import Verification
 from memfit.planning.planner import plan as plan_step
+from memfit.runtime.allocation_meter import out_of_memory_on_cpu
 from memfit.runtime.applying.apply import Applied, AppliedBySize
 from memfit.runtime.engine.native_tape import new_tape
 from memfit.units import format_bytes
@@ -52,7 +53,8 @@ class Fitted(Applied):
         while True:
             start = _StepStart(self.model)
             try:
-                return step(batch)
+                with out_of_memory_on_cpu():
+                    return step(batch)
             except torch.OutOfMemoryError as error:
                 if not start.can_be_restored():
                     raise

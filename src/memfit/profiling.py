@@ -20,6 +20,7 @@ from memfit.errors import InvalidParameterError, MemfitError
 from memfit.graph.compiled_data.compiled_blocks import CompiledProfile
 from memfit.graph.model_profile import ModelProfile
 from memfit.progress import Progress, Quiet, progress_on_terminal
+from memfit.runtime.allocation_meter import out_of_memory_on_cpu
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.checks.model_changes import refuse_compiled_as_a_whole, warn_of_checkpointing
 from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks
@@ -125,7 +126,7 @@ def profile(
 def profile_of_step(step: TrainingStep, mode: ProfileMode, *, chunk_loss: bool = False) -> ModelProfile:
     """Return the profile of ``step``, whose model has passed `refuse_unfit`; with ``chunk_loss``, of it in chunks."""
     try:
-        with plans_set_aside(step.model):
+        with plans_set_aside(step.model), out_of_memory_on_cpu():
             if not chunk_loss:
                 return _PROFILE_OF_STEP[mode](step)
             with loss_in_chunks(step.model) as lazy_head:

@@ -38,6 +38,11 @@ class Tower(nn.Module):
         return x
 
 
+def run_out_of_memory() -> None:
+    """Ask the CPU's allocator for more than there is, whose error is a plain RuntimeError."""
+    torch.empty(1 << 50, dtype=torch.uint8)
+
+
 def rows(*shape: int) -> Tensor:
     """Return a batch of random rows."""
     return torch.randn(*shape, WIDTH)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sizes.small_models import Tower, rows
+from tests.sizes.small_models import Tower, rows, run_out_of_memory
 from torch import Tensor, nn
 
 import memfit
@@ -139,7 +139,7 @@ class RunsOut(nn.Module):
         loss: Tensor = self.tower(torch.nn.functional.dropout(x, 0.1))
         if self.num_failures:
             self.num_failures -= 1
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            run_out_of_memory()
         return loss
 
 

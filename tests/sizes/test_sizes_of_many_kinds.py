@@ -50,7 +50,7 @@ def test_rows_and_lengths_that_vary_on_their_own_each_have_plans() -> None:
 
 
 def test_the_largest_size_that_fits_is_found_however_much_larger_a_batch_is() -> None:
-    model = Tower(1)
+    model = Tower(2)
     budget = budget_between(model, rows(2, 8), rows(2, 32))
 
     def can_be_planned(length: int) -> bool:

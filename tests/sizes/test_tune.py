@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sizes.small_models import Tower, rows
+from tests.sizes.small_models import Tower, rows, run_out_of_memory
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -84,7 +84,7 @@ class TakesBatchesOf(Tower):
         if len(x) % 2:
             raise ValueError("an even number of samples, please")
         if len(x) > self.most and not isinstance(x, FakeTensor):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            run_out_of_memory()
         return super().forward(x)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,17 @@ def allocated_peak(step: Callable[[], object], device: torch.device, held: Itera
     with AllocationMeter(held) as meter:
         step()
     return meter.peak_bytes
+
+
+@contextmanager
+def out_of_memory_on_cpu() -> Iterator[None]:
+    """Raise ``torch.OutOfMemoryError`` where the CPU's allocator has no memory, for which torch has no error class."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error) or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise torch.OutOfMemoryError(str(error)) from None
 
 
 def allocated_inside(call: Callable[[], object]) -> tuple[Any, int]:

@@ -76,7 +76,7 @@ class SizesBeyond:
         )
 
     def _largest_feasible(self, needed: Shapes) -> Shapes:
-        """Return shapes between those of the largest batch and ``needed``: the largest that are found to have a plan."""
+        """Return the largest shapes with a plan that are found between those of the largest batch and ``needed``."""
         most = self._form.shapes[-1]
         feasible = tuple(tuple(map(min, shape, largest)) for shape, largest in zip(needed, most, strict=True))
         infeasible = needed

@@ -20,6 +20,7 @@ from memfit.fitting import checked_compile, fit
 from memfit.graph.model_profile import ModelProfile
 from memfit.profiling import ProfileMode, profile_of_step, refuse_unfit
 from memfit.progress import Progress, progress_on_terminal
+from memfit.runtime.allocation_meter import out_of_memory_on_cpu
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.chunked_loss.language_model_head import head_of
 from memfit.runtime.native.native_build import build_engine
@@ -127,7 +128,7 @@ def _run(row: TunedSize, step: TrainingStep, progress: Progress) -> TunedSize:
     """Run the step by its plan; where it runs out of memory, the size does not count."""
     assert row.plan is not None
     try:
-        with plans_set_aside(step.model):
+        with plans_set_aside(step.model), out_of_memory_on_cpu():
             tried = planned_alone(step, row.plan, progress)
     except torch.OutOfMemoryError:
         return failed(row, _OUT_OF_MEMORY)

@@ -19,6 +19,7 @@ from memfit.graph.inputs import growth_in_words
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Verification, quartiles_of, worst_of
 from memfit.progress import Progress, Quiet
+from memfit.runtime.allocation_meter import out_of_memory_on_cpu
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.checks.input_check import warn_of_larger_inputs
 from memfit.runtime.checks.pass_check import warn_of_calls
@@ -59,10 +60,10 @@ def verify_step(step: TrainingStep, plan: Plan, progress: Progress | None = None
     shown = Quiet() if progress is None else progress
     with plans_set_aside(step.model):
         # Outside of the handlers, because an error that is being handled keeps alive what the failed step had made.
-        with suppress(torch.OutOfMemoryError):
+        with suppress(torch.OutOfMemoryError), out_of_memory_on_cpu():
             return _reduced(step, _compared(step, plan, shown))
         # Then the plan is the only way to run this model here, and it is still worth knowing that it does.
-        with suppress(torch.OutOfMemoryError):
+        with suppress(torch.OutOfMemoryError), out_of_memory_on_cpu():
             return _reduced(step, planned_alone(step, plan, shown))
     raise VerificationError(
         "the planned step does not fit the device, though its plan predicts a peak of "
