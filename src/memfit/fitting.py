@@ -8,20 +8,19 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import nn
 
 from memfit.budgets import BudgetLike, HostBudgetLike, checked_budget, checked_host_budget
 from memfit.capture.step_arguments import GradientsMode, Loss, StepArguments, StepFunction
 from memfit.capture.training_step import TrainingStep
-from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError, VerificationError
+from memfit.errors import InfeasibleBudgetError, InvalidParameterError, VerificationError
 from memfit.fitted import Fitted
 from memfit.graph.compiled_data.compiled_blocks import CompiledProfile
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import Plan
 from memfit.graph.verification import Verification
 from memfit.planning.planner import plan as plan_step
-from memfit.profiling import profile_of_step, with_compiled_blocks
+from memfit.profiling import profile_of_real_or_fake_step, with_compiled_blocks
 from memfit.profiling import refuse_unfit as refuse_unfit_to_profile
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.applying.apply import remove
@@ -344,13 +343,7 @@ def _with_advice(error: InfeasibleBudgetError, model: nn.Module, profile: ModelP
 def _profiled(step: TrainingStep, *, chunk_loss: bool = False) -> ModelProfile:
     """Return the profile of the real step, or where that does not fit the device, of one on fake tensors."""
     refuse_unfit_to_profile(step.model, "real")
-    try:
-        return profile_of_step(step, "real", chunk_loss=chunk_loss)
-    except MemfitError as error:
-        if not isinstance(error.__cause__, torch.OutOfMemoryError):
-            raise
-    # Outside of the handler, because an error that is being handled keeps alive what the failed step had made.
-    return profile_of_step(step, "fake", chunk_loss=chunk_loss)
+    return profile_of_real_or_fake_step(step, chunk_loss=chunk_loss)
 
 
 def _planned(step: TrainingStep, profile: ModelProfile, budget: BudgetLike, host_budget: HostBudgetLike) -> Plan:

@@ -139,6 +139,17 @@ def profile_of_step(step: TrainingStep, mode: ProfileMode, *, chunk_loss: bool =
         ) from error
 
 
+def profile_of_real_or_fake_step(step: TrainingStep, *, chunk_loss: bool = False) -> ModelProfile:
+    """Return the profile of the real step, or where that does not fit the device, of one on fake tensors."""
+    try:
+        return profile_of_step(step, "real", chunk_loss=chunk_loss)
+    except MemfitError as error:
+        if not isinstance(error.__cause__, torch.OutOfMemoryError):
+            raise
+    # Outside of the handler, because an error that is being handled keeps alive what the failed step had made.
+    return profile_of_step(step, "fake", chunk_loss=chunk_loss)
+
+
 def refuse_unfit(model: object, mode: object) -> None:
     """Raise where ``model`` is no module that can be profiled in ``mode``."""
     if not isinstance(model, nn.Module):

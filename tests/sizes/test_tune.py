@@ -62,6 +62,23 @@ def test_sizes_are_searched_up_to_the_largest_that_fits_and_divide_the_global_ba
     tuned.fitted.remove()
 
 
+@pytest.mark.filterwarnings("ignore:the plan changes nothing")
+def test_random_numbers_are_drawn_as_without_tuning() -> None:
+    model, budget = Tower(), peak_bytes_of(4)
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    memfit.tune(model, make_batch, budget=budget, sizes=[1, 2]).fitted.remove()
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_smallest_size_that_no_plan_can_keep_is_not_run_plain() -> None:
+    model = TakesBatchesOf(0)
+    with pytest.raises(memfit.InfeasibleBudgetError, match="not even a batch of size 4096 can be kept"):
+        memfit.tune(model, make_batch, budget=peak_bytes_of(16), sizes=[4096])
+    assert model.num_runs == 0
+
+
 def test_nothing_is_changed_where_not_even_one_sample_fits() -> None:
     tuned_model = Tower()
     before = {name: each.clone() for name, each in tuned_model.state_dict().items()}
@@ -79,10 +96,12 @@ class TakesBatchesOf(Tower):
     def __init__(self, most: int) -> None:
         super().__init__()
         self.most = most
+        self.num_runs = 0
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) % 2:
             raise ValueError("an even number of samples, please")
+        self.num_runs += not isinstance(x, FakeTensor)
         if len(x) > self.most and not isinstance(x, FakeTensor):
             run_out_of_memory()
         return super().forward(x)
@@ -142,6 +161,8 @@ def other_form(size: int) -> Any:
         (other_form, {}, r"make_batch\(1\) and make_batch\(2\) differ in more than sizes"),
         (lambda size: None, {}, r"make_batch\(1\) returned None"),
         (lambda size: rows(4), {}, r"make_batch\(1\) and make_batch\(2\) returned batches of the same shapes"),
+        # As slices of too few samples have them.
+        (lambda size: rows(min(size, 6)), {}, r"make_batch\(8\) and make_batch\(16\) returned batches of the same"),
         (torch.zeros(2), {}, "make_batch is a function"),
         (make_batch, {"targets": rows(2), "loss": nn.MSELoss()}, "targets is a function"),
         (make_batch, {"sizes": "4,8"}, "sizes must be a whole number"),

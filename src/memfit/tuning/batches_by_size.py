@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from memfit.capture.state.random_states import kept_random_states
 from memfit.capture.step_arguments import StepArguments
 from memfit.errors import InvalidParameterError
 from memfit.runtime.applying.batch_tensors import named_tensors
@@ -34,8 +35,10 @@ class BatchesBySize:
         self._targets = targets
         self._arguments = arguments
         self._global_batch = global_batch
-        # Of the first batch: its size, the form of its tensors, and their shapes.
-        self._first: tuple[int, list[tuple[str, torch.dtype, int]], list[torch.Size]] | None = None
+        # Of the first batch: its size, and the form of its tensors.
+        self._first: tuple[int, list[tuple[str, torch.dtype, int]]] | None = None
+        # The size of each batch so far, by its shapes.
+        self._sizes: dict[tuple[torch.Size, ...], int] = {}
 
     def at(self, size: int) -> StepArguments:
         """Return the step arguments with a batch of that size."""
@@ -45,18 +48,19 @@ class BatchesBySize:
             raise InvalidParameterError(f"make_batch({size}) returned None; it returns a batch of {size} samples")
         tensors = named_tensors((batch, targets))
         form = [(name, tensor.dtype, tensor.dim()) for name, tensor in tensors]
-        shapes = [tensor.shape for _, tensor in tensors]
-        first_size, first_form, first_shapes = self._first = self._first or (size, form, shapes)
+        shapes = tuple(tensor.shape for _, tensor in tensors)
+        first_size, first_form = self._first = self._first or (size, form)
         if form != first_form:
             raise InvalidParameterError(
                 f"batches of all sizes must have the same tensors, and those of make_batch({first_size}) and "
                 f"make_batch({size}) differ in more than sizes: {_form_in_words(first_form)} and {_form_in_words(form)}"
             )
-        if size != first_size and shapes == first_shapes:
+        other_size = self._sizes.setdefault(shapes, size)
+        if size != other_size:
             raise InvalidParameterError(
-                f"make_batch({first_size}) and make_batch({size}) returned batches of the same shapes "
+                f"make_batch({other_size}) and make_batch({size}) returned batches of the same shapes "
                 f"({', '.join(str(tuple(shape)) for shape in shapes) or 'no tensors'}); make_batch(size) returns a "
-                "batch of that many samples"
+                "batch of that many samples. Where there are no more, repeat some, or give sizes="
             )
         arguments = dict(self._arguments)
         if self._global_batch is not None and size < self._global_batch:
@@ -66,7 +70,8 @@ class BatchesBySize:
 
     def _called(self, name: str, function: Callable[[int], Any], size: int) -> Any:
         try:
-            return function(size)
+            with kept_random_states():
+                return function(size)
         except Exception as error:
             raise InvalidParameterError(
                 f"{name}({size}) raised {type(error).__name__}: {error}. It is called with sizes that memfit tries; "

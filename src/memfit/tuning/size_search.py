@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-import torch
-
 from memfit.budgets import BudgetLike, HostBudgetLike, budget_in_bytes
 from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitError
 from memfit.graph.model_profile import ModelProfile
@@ -25,7 +23,7 @@ _FIRST_SIZES = (1, 2, 4, 8)
 
 
 class SizeSearch:
-    """Searches batch sizes of one step. ``profiled(size, mode)`` returns its profile."""
+    """Searches sizes of batches. ``profiled(size, mode)`` returns its profile: a fake one where it does not fit."""
 
     def __init__(
         self,
@@ -40,6 +38,7 @@ class SizeSearch:
         self._progress = progress
         self._rows: dict[int, TunedSize] = {}
         self._errors: dict[int, Exception] = {}
+        self._fakes: dict[int, ModelProfile] = {}
 
     def rows(self, sizes: list[int] | None, *, stops_at_first_too_large: bool = False) -> dict[int, TunedSize]:
         """Return what is predicted of the ``sizes``, ascending; without, of the sizes that were searched."""
@@ -86,6 +85,7 @@ class SizeSearch:
         failed: Exception | None = None
         for size in sizes:
             try:
+                self._refuse_above_budget(size)
                 return size, self._real_or_fake(size)
             except MemfitError:
                 raise
@@ -95,6 +95,18 @@ class SizeSearch:
                 self._rows[size] = self._refused(size, error)
         assert failed is not None
         raise failed
+
+    def _refuse_above_budget(self, size: int) -> None:
+        """Raise where no plan keeps the smallest size within the budget, before its plain step is run."""
+        fake = self._plain(size)
+        if fake is None or fake.peak_bytes <= budget_in_bytes(self._budget, fake):
+            return
+        self._budget_bytes = budget_in_bytes(self._budget, fake)
+        try:
+            plan_step(fake, budget=self._budget_bytes, host_budget=self._host_budget)
+        except InfeasibleBudgetError as error:
+            self._refused(size, error)
+            raise self._none_fits() from None
 
     def _second_size(self, profile: ModelProfile, sizes: list[int] | None) -> int:
         """Return the last size to which doubling leads that runs plain within the budget, or else the device.
@@ -106,8 +118,8 @@ class SizeSearch:
             size = self._first_size
             for _ in range(_MOST_DOUBLINGS):
                 larger = self._next_size(size, sizes)
-                peak_bytes = None if larger is None else self._plain_bytes(larger)
-                if larger is None or peak_bytes is None or peak_bytes > most_bytes:
+                plain = None if larger is None else self._plain(larger)
+                if larger is None or plain is None or plain.peak_bytes > most_bytes:
                     break
                 size = larger
                 if most_bytes > self._budget_bytes:
@@ -120,26 +132,26 @@ class SizeSearch:
     def _next_size(size: int, sizes: list[int] | None) -> int | None:
         return 2 * size if sizes is None else next((each for each in sizes if each > size), None)
 
-    def _plain_bytes(self, size: int) -> int | None:
-        """Return the peak of the plain step from fake tensors; None where it does not run on them."""
+    def _plain(self, size: int) -> ModelProfile | None:
+        """Return the profile of the plain step from fake tensors; None where it does not run on them."""
         try:
-            return self._fake(size).peak_bytes
+            return self._fake(size)
         except InvalidParameterError:
             raise
         except MemfitError:
             return None
 
     def _fake(self, size: int) -> ModelProfile:
-        return self._profiled(size, "fake")
+        if size not in self._fakes:
+            self._fakes[size] = self._profiled(size, "fake")
+        return self._fakes[size]
 
     def _real_or_fake(self, size: int) -> ModelProfile:
-        try:
-            return self._profiled(size, "real")
-        except MemfitError as error:
-            if not isinstance(error.__cause__, torch.OutOfMemoryError):
-                raise
-        # Outside of the handler, because an error that is being handled keeps alive what the failed step had made.
-        return self._profiled(size, "fake")
+        fake = self._plain(size)
+        # A host that runs out of memory ends the process, without an error to catch.
+        if fake is not None and fake.device == "cpu" and fake.peak_bytes > (fake.free_bytes or fake.peak_bytes):
+            return fake
+        return self._profiled(size, "real")
 
     def _row(self, size: int) -> TunedSize:
         if size not in self._rows:

@@ -18,7 +18,7 @@ from memfit.errors import InfeasibleBudgetError, InvalidParameterError, MemfitEr
 from memfit.fitted import Fitted
 from memfit.fitting import checked_compile, fit
 from memfit.graph.model_profile import ModelProfile
-from memfit.profiling import ProfileMode, profile_of_step, refuse_unfit
+from memfit.profiling import ProfileMode, profile_of_real_or_fake_step, profile_of_step, refuse_unfit
 from memfit.progress import Progress, progress_on_terminal
 from memfit.runtime.allocation_meter import out_of_memory_on_cpu
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
@@ -82,7 +82,10 @@ def tune(
     batches = BatchesBySize(make_batch, targets, arguments, global_batch)
 
     def profiled(size: int, mode: ProfileMode) -> ModelProfile:
-        return profile_of_step(TrainingStep(model, batches.at(size)), mode, chunk_loss=chunk_loss)
+        step = TrainingStep(model, batches.at(size))
+        if mode == "real":
+            return profile_of_real_or_fake_step(step, chunk_loss=chunk_loss)
+        return profile_of_step(step, mode, chunk_loss=chunk_loss)
 
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown_progress:
         build_engine(shown_progress)

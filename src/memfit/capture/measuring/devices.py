@@ -24,6 +24,15 @@ def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
         return total_bytes, free_bytes + torch.cuda.memory_reserved(device)
     try:
         page_bytes = os.sysconf("SC_PAGE_SIZE")
-        return page_bytes * os.sysconf("SC_PHYS_PAGES"), page_bytes * os.sysconf("SC_AVPHYS_PAGES")
+        return page_bytes * os.sysconf("SC_PHYS_PAGES"), _available_bytes(page_bytes)
     except (AttributeError, OSError, ValueError):
         return None, None
+
+
+def _available_bytes(page_bytes: int) -> int:
+    """Return the host's memory that is free, or would be where the system gave up what it keeps of files."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return page_bytes * os.sysconf("SC_AVPHYS_PAGES")
