@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
-from statistics import quantiles
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ _WIDTH = 4
 _NUM_BLOCKS = 16
 # A plan with few values, and one with all: their difference is what a value costs, the rest what a pass does.
 _FEW, _ALL = 2, _NUM_BLOCKS
-_NUM_ROUNDS, _STEPS_PER_ROUND = 12, 3
+_NUM_ROUNDS, _STEPS_PER_ROUND = 24, 3
 # What lies outside of these factors of the usual costs is a disturbance.
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 0.3, 30.0
 # In the step of a model, whose ops displace the engine's code and data from the processor's caches, all of this takes
@@ -53,7 +52,7 @@ def engine_costs_on_cpu(engine: str) -> HostCosts:
             plan = _plan_dropping(num_values)
             methods.append(lambda plan=plan: Applied(model, plan, new_tape, warns_of_calls=False))  # type: ignore[misc]
         plain, few, most = _seconds_of_steps(methods, lambda: model(x).sum().backward())
-        of_op = _lower_quartile([_seconds(lambda: torch.nn.functional.linear(x, x, x[0])) for _ in range(50)])
+        of_op = min(_seconds(lambda: torch.nn.functional.linear(x, x, x[0])) for _ in range(50))
     of_value = (most - few) / (_ALL - _FEW)
     factor = min(max((of_value - of_op) / _USUAL_SECONDS_OF_VALUE, _SMALLEST_FACTOR), _LARGEST_FACTOR)
     factor *= _COLD
@@ -92,14 +91,11 @@ def _seconds_of_steps(
             with method():
                 step()
                 of_method += [_seconds(step) for _ in range(_STEPS_PER_ROUND)]
-    return [_lower_quartile(each) for each in seconds]
+    # The least of them: what disturbs a step of microseconds is as long as the step.
+    return [min(each) for each in seconds]
 
 
 def _seconds(call: Callable[[], object]) -> float:
     begin = time.thread_time()
     call()
     return time.thread_time() - begin
-
-
-def _lower_quartile(seconds: Sequence[float]) -> float:
-    return quantiles(seconds, n=4)[0]
