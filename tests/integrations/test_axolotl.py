@@ -1,4 +1,8 @@
-"""`MemfitPlugin` in axolotl, run as its users do, on the configuration of the example with a tiny model."""
+"""`MemfitPlugin` in axolotl, run as its users do, on the configuration of the example with a tiny model.
+
+axolotl 0.19 imports what TRL has no more (`trl.experimental.prm`) and pins TRL 1.9, so that it is none of the packages
+that the development extra installs.
+"""
 
 from __future__ import annotations
 
