@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.zoo import BY_NAME
+from tests.loop_peaks import peaks_of_steps
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -88,3 +89,21 @@ def test_the_error_of_a_budget_that_is_too_small_names_the_ops_that_cannot_be_re
     with pytest.raises(memfit.InfeasibleBudgetError) as caught:
         memfit.plan(profile, budget=100)
     assert "cannot be replayed" not in str(caught.value)
+
+
+def test_what_a_checkpoint_keeps_of_a_value_made_in_another_module_is_dropped_as_predicted() -> None:
+    class Embedded(Blocks):
+        def __init__(self) -> None:
+            super().__init__(use_reentrant=False)
+            self.embedding = nn.Embedding(16, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.embedding(x))
+
+    torch.manual_seed(0)
+    model, tokens = Embedded(), torch.arange(256) % 16
+    profile = memfit.profile(model, tokens)
+    plan = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=["embedding::*"])
+    assert plan.predicted_peak_bytes < profile.peak_bytes
+    with memfit.apply(model, plan):
+        assert peaks_of_steps(model, tokens, lambda output: output) == [plan.predicted_peak_bytes] * 3

@@ -144,7 +144,9 @@ def _saving_op(save: SeenSave, ops: list[RecordedOp]) -> int | None:
         and save.value in following.inputs
     ):
         return save.seen_before
-    return save.seen_before - 1 if save.seen_before else None
+    # What saves without an op, as the arguments of torch.utils.checkpoint are, may come after an op of another module.
+    is_known = save.seen_before and ops[save.seen_before - 1].module == save.module
+    return save.seen_before - 1 if is_known else None
 
 
 def _when_used(save: Save) -> tuple[int, int, int]:
