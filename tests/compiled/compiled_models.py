@@ -73,6 +73,19 @@ class SmallBlocks(nn.Module):
         return x.square().mean()
 
 
+class PooledBlock(nn.Module):
+    """Reads its input also in four windows, whose size is the input's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Parameter(torch.randn(WIDTH, 2)), nn.Parameter(torch.randn(2, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` through a matrix that is made of the means of its windows."""
+        pooled = nn.functional.adaptive_avg_pool2d(x[None], (2, 2))[0]
+        return x @ (self.into @ pooled @ self.out)
+
+
 class OutputBlock(nn.Module):
     """Reads its own output, so that it may save it, and reads its input by a frozen layer, which does not."""
 

@@ -6,12 +6,15 @@ import warnings
 
 import pytest
 import torch
-from tests.compiled.compiled_models import WIDTH, SmallBlocks
+from tests.compiled.compiled_models import WIDTH, PooledBlock, SmallBlocks
 from tests.compiled.measured_models import compiled_profile, gradients
 from tests.loop_peaks import peaks_of_steps
-from torch import Tensor
+from torch import Tensor, nn
 
 import memfit
+from memfit.compiled.partition_menus import LEAST
+from memfit.graph.compiled_data.compiled_blocks import EVERYTHING, Partition
+from memfit.runtime.compiling.planned_blocks import PlannedBlocks
 from memfit.sizes.compiled_sizes import CompiledFittedBySize
 
 
@@ -61,3 +64,24 @@ def test_blocks_with_graphs_of_their_own_stay_below_the_recompile_limit() -> Non
         plan = memfit.plan(profile, budget="1GiB")
         with torch.compiler.set_stance("fail_on_recompile"), memfit.apply(model, plan):
             model(batch).backward()
+
+
+# What dynamo warns of itself when it traces another size.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_what_the_compiler_decides_by_a_size_is_guarded_by_it() -> None:
+    """inductor pools by windows of the size that it was compiled for, and says so while the graph is compiled."""
+    torch.manual_seed(0)
+    model = nn.Sequential(PooledBlock(), PooledBlock())
+    with PlannedBlocks(model, {"0": LEAST, "1": Partition(EVERYTHING, 0.0, {})}):
+        found = {size: model(rows(size)) for size in (48, 64, 66)}
+    for size, output in found.items():
+        torch.testing.assert_close(output, model(rows(size)))
+
+
+def test_a_rate_that_differs_from_model_to_model_is_compiled() -> None:
+    """dynamo makes a variable of a number that changes, and traces again where the compiler needs a constant."""
+    for rate in (0.1, 0.2):
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(rate))
+        with PlannedBlocks(model, {"": LEAST}):
+            # A block that stays in eager warns.
+            model(rows(8))

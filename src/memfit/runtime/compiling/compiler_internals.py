@@ -58,6 +58,13 @@ def current_tracing_context() -> TracingContext | None:
     return TracingContext.try_get()
 
 
+def num_ignored_guards(context: TracingContext | None) -> int:
+    """Return how many questions about sizes came after dynamo had made the guards of a graph, and were answered by its
+    examples. What is compiled from such an answer is wrong for other sizes."""
+    shape_env = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
+    return 0 if shape_env is None else shape_env.counter["ignored_backward_guard"]
+
+
 @contextmanager
 def own_warnings_ignored() -> Iterator[None]:
     """Ignore what torch warns of for its own developers: that it uses what it has deprecated itself."""

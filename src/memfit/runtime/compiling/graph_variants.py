@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -25,13 +24,14 @@ from memfit.runtime.compiling.compiler_internals import (
     current_tracing_context,
     divided_by_tags,
     donates_buffers,
+    num_ignored_guards,
     saved_by_torch,
 )
 from memfit.runtime.compiling.joint_graphs import bases_of, forward_graph_of, rounding_unit_of
 
 
 class CompilingError(Exception):
-    """A block could not be compiled; the cause says why."""
+    """A block could not be compiled."""
 
 
 class BlockRun(Protocol):
@@ -60,8 +60,14 @@ def running(block: BlockRun) -> Iterator[None]:
 
 
 def variants_backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Return what runs ``graph``. For torch.compile(backend=...); the same function for all models."""
-    return GraphVariants(graph, inputs)
+    """Return what runs ``graph``. For torch.compile(backend=...); the same function for all models.
+
+    The partition of the running block is compiled before dynamo is done: what the compiler asks of the sizes of inputs
+    becomes part of dynamo's guards, and it may ask dynamo to trace again.
+    """
+    variants = GraphVariants(graph, inputs)
+    variants.compiled_for(_in_thread.block.partition)
+    return variants
 
 
 class GraphVariants:
@@ -72,7 +78,6 @@ class GraphVariants:
         self.forward: ForwardGraph | None = None
         self.torch_saved: tuple[str, ...] = ()
         self.rounding_unit = 0.0
-        self.compile_seconds = 0.0
         self._graph = graph
         self._inputs = list(inputs)
         self._context = current_tracing_context()
@@ -81,13 +86,14 @@ class GraphVariants:
 
     def __call__(self, *args: Any) -> Any:
         block: BlockRun = _in_thread.block
-        compiled = self._compiled_for(block.partition)
+        compiled = self.compiled_for(block.partition)
         block.has_begun = True
         outputs = compiled(*args)
         block.ran(self, outputs)
         return outputs
 
-    def _compiled_for(self, partition: Partition) -> Callable[..., Any]:
+    def compiled_for(self, partition: Partition) -> Callable[..., Any]:
+        """Return the code for ``partition``."""
         # There may be no backward pass to save anything for: then one compiled graph serves all.
         saved = partition.saved.get(self.key) if self._is_trained else ()
         key = (partition.price if saved is None else saved, donates_buffers())
@@ -97,14 +103,11 @@ class GraphVariants:
         return compiled
 
     def _compile(self, saved: tuple[str, ...] | None, price: float) -> Callable[..., Any]:
-        begin = time.perf_counter()
         partitioner = _SavedValues(saved, price, is_first=self.forward is None)
-        try:
-            compiled = compiled_with_partitioner(copied_graph(self._graph), self._inputs, partitioner, self._context)
-        except Exception as error:
-            raise CompilingError(f"{type(error).__name__}: {error}") from error
-        finally:
-            self.compile_seconds += time.perf_counter() - begin
+        num_ignored = num_ignored_guards(self._context)
+        compiled = compiled_with_partitioner(copied_graph(self._graph), self._inputs, partitioner, self._context)
+        if num_ignored_guards(self._context) > num_ignored:
+            raise CompilingError("the code for this partition would hold for some of the graph's sizes only")
         if partitioner.forward is not None:
             self.forward, self.torch_saved = partitioner.forward, partitioner.torch_saved
             self.rounding_unit = partitioner.rounding_unit

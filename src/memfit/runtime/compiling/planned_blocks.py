@@ -218,7 +218,8 @@ def original_of(module: nn.Module) -> nn.Module:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says first, for a message in one line."""
+    """Return what an error says first, in one line; where dynamo passes on an error of the compiler, what that says."""
+    error = getattr(error, "inner_exception", error)
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
