@@ -83,6 +83,7 @@ def profile(
     gradients: GradientsMode = "fresh",
     chunk_loss: bool = False,
     compile: bool = False,
+    progress: Progress | None = None,
 ) -> ModelProfile:
     """Measure one training step of ``model`` and describe it as data.
 
@@ -109,6 +110,8 @@ def profile(
 
     With ``compile``, the model's repeated blocks are also compiled, in several partitions that save more or less, and
     the step is measured with each: a plan for such a profile chooses a partition for each block.
+
+    What takes long shows a progress bar on a terminal; ``progress`` takes its place.
     """
     refuse_unfit(model, mode)
     if compile:
@@ -116,11 +119,13 @@ def profile(
     warn_of_checkpointing(model, stacklevel=2)
     arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
     training_step = TrainingStep(model, arguments)
-    if not is_built():
-        with progress_on_terminal() as progress:
-            build_engine(progress)
-    measured = profile_of_step(training_step, mode, chunk_loss=chunk_loss)
-    return with_compiled_blocks(measured, training_step, chunk_loss=chunk_loss) if compile else measured
+    takes_long = compile or not is_built()
+    own_progress = progress_on_terminal() if takes_long else nullcontext(Quiet())
+    with own_progress if progress is None else nullcontext(progress) as shown:
+        build_engine(shown)
+        shown.stage("profiling the plain step")
+        measured = profile_of_step(training_step, mode, chunk_loss=chunk_loss)
+        return with_compiled_blocks(measured, training_step, shown, chunk_loss=chunk_loss) if compile else measured
 
 
 def profile_of_step(step: TrainingStep, mode: ProfileMode, *, chunk_loss: bool = False) -> ModelProfile:

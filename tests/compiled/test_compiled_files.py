@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.running import memfit as run_memfit
 from tests.compiled.test_partition_mix import drawn_profile, model_profile
 
 import memfit
@@ -92,3 +94,13 @@ def test_what_is_wrong_with_a_profile_file_is_named(
     path.write_text(json.dumps(document))
     with pytest.raises(memfit.PlanFileError, match=words):
         memfit.ModelProfile.load(path)
+
+
+def test_the_command_line_profiles_compiled_blocks_and_plans_them(tmp_path: Path) -> None:
+    profile, plan = str(tmp_path / "profile.json"), str(tmp_path / "plan.json")
+    code, shown, _ = run_memfit("profile", "tests.compiled.compiled_models:small_model", "--compile", "-o", profile)
+    assert code == 0
+    assert re.search(r"compiled +3 blocks \(SmallBlock\) by \d+ partitions, which took .+ to compile", shown)
+    assert "3 blocks: " in run_memfit("frontier", profile)[1]
+    assert run_memfit("plan", profile, "--budget", "100%", "-o", plan)[0] == 0
+    assert memfit.Plan.load(plan).compiled is not None

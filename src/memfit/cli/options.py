@@ -55,6 +55,9 @@ def _output(what: str) -> Any:
 PlanOutput: TypeAlias = Annotated[Path | None, _output("plan")]
 ProfileOutput: TypeAlias = Annotated[Path | None, _output("profile")]
 VerificationOutput: TypeAlias = Annotated[Path | None, _output("verification")]
+Compile: TypeAlias = Annotated[
+    bool, typer.Option("--compile", help="Compile the repeated blocks, and plan what they save.")
+]
 ChunkLoss: TypeAlias = Annotated[
     bool, typer.Option("--chunk-loss", help="Let plans compute a language model's head and loss in chunks of tokens.")
 ]

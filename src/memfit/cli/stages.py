@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from memfit.cli.target import Target, load_target
 from memfit.cli.user_errors import users_own_errors
@@ -58,16 +58,12 @@ def engine_in_words() -> str:
     return f"Python, about 5 times slower per recorded op ({why_not_native() or 'the one in C++ could not be built'})"
 
 
-def profiled(target: Target, *, fake: bool) -> ModelProfile:
-    """Return the profile of the TARGET's step, run for real or on fake tensors."""
+def profiled(target: Target, **options: Any) -> ModelProfile:
+    """Return the profile of the TARGET's step, with the options of `memfit.profile`."""
     from memfit.profiling import profile
-    from memfit.runtime.native.native_build import build_engine
 
     with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
-        build_engine(progress)
-        progress.stage("profiling the plain step")
-        mode: Literal["real", "fake"] = "fake" if fake else "real"
-        return profile(target.model, **target.step_arguments(), mode=mode)
+        return profile(target.model, **target.step_arguments(), **options, progress=progress)
 
 
 def frontier_of(profile: ModelProfile, num_points: int, host_budget: int | str = 0) -> tuple[FrontierPoint, ...]:

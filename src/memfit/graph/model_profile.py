@@ -254,6 +254,7 @@ class ModelProfile:
             "step": format_seconds(self.step_seconds),
             "ops": f"{len(self.ops)} ops, {len(self.values)} values, {len(self.blocks)} blocks",
             "measured": f"on {self.device}, {self.measured_with}",
+            **({} if self.compiled is None else {"compiled": self.compiled.in_words()}),
             **({"note": "; ".join(self.notes)} if self.notes else {}),
         }
 

@@ -47,6 +47,7 @@ def profile_summary(profile: ModelProfile) -> Padding:
             "step": format_seconds(profile.step_seconds),
             "ops": f"{len(profile.ops)} ops, {len(profile.values)} values, {len(profile.blocks)} blocks",
             "measured": f"on {profile.device}, {profile.measured_with}",
+            **({} if profile.compiled is None else {"compiled": profile.compiled.in_words()}),
             **({} if profile.link is None else {"host": _link_in_words(profile.link)}),
         }
     )
@@ -87,6 +88,8 @@ def plan_summary(profile: ModelProfile, plan: Plan) -> Padding:
     if plan.compiled is not None:
         lines["time"] = f"{format_overhead(plan.predicted_overhead)} on the plain step, which is not compiled"
         lines["compiled"] = plan.compiled.in_words()
+        if profile.compiled is not None:
+            lines["partitions"] = profile.compiled.in_words()
     else:
         recomputed = f"{_num_decided(plan, Decision.RECOMPUTE)} of {len(plan.decisions)} recomputed"
         lines["time"] = f"{format_overhead(plan.predicted_overhead)} ({format_flops(plan.recompute_flops)} recomputed)"
@@ -113,11 +116,16 @@ def frontier_table(profile: ModelProfile, points: Sequence[FrontierPoint], *, ti
     table = TerminalTable(title)
     is_offloading = any(_num_decided(point.plan, Decision.OFFLOAD) for point in points)
     offloading_headings = ("values offloaded", "on the host") if is_offloading else ()
-    table.add_numbers("peak", "of plain", "time", "values recomputed", *offloading_headings)
+    is_compiled = any(point.plan.compiled is not None for point in points)
+    table.add_numbers(
+        "peak", "of plain", "time", "partitions" if is_compiled else "values recomputed", *offloading_headings
+    )
     for point in points:
         share = point.peak_bytes / profile.peak_bytes if profile.peak_bytes else 1.0
         cells = [format_bytes(point.peak_bytes), f"{share:.1%}", format_overhead(point.overhead)]
-        cells.append(str(_num_decided(point.plan, Decision.RECOMPUTE)))
+        compiled = point.plan.compiled
+        num_recomputed = str(_num_decided(point.plan, Decision.RECOMPUTE))
+        cells.append(num_recomputed if compiled is None else compiled.in_words())
         if is_offloading:
             cells += [str(_num_decided(point.plan, Decision.OFFLOAD)), format_bytes(point.plan.host_bytes)]
         table.add_row(*cells)

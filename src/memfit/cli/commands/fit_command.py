@@ -13,6 +13,7 @@ from memfit.cli.options import (
     AsJson,
     BudgetText,
     ChunkLoss,
+    Compile,
     HostBudgetText,
     PageFile,
     PlanOutput,
@@ -33,9 +34,7 @@ def fit(
     target: TargetText,
     budget: BudgetText,
     host_budget: HostBudgetText = None,
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the repeated blocks, and plan what they save.")
-    ] = False,
+    compile: Compile = False,
     chunk_loss: ChunkLoss = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also measure torch's checkpointing of every block, in the same rounds.")

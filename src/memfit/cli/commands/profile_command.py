@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from memfit.cli.options import Arguments, AsJson, ProfileOutput, TargetText
+from memfit.cli.options import Arguments, AsJson, ChunkLoss, Compile, ProfileOutput, TargetText
 from memfit.cli.output import check_outputs, console, print_json, print_written, prints_aside
 
 
@@ -18,6 +18,8 @@ def profile(
         bool,
         typer.Option("--fake", help="Run on fake tensors, where the plain step does not fit: times are estimates."),
     ] = False,
+    compile: Compile = False,
+    chunk_loss: ChunkLoss = False,
     arg: Arguments = None,
     as_json: AsJson = False,
 ) -> None:
@@ -30,7 +32,8 @@ def profile(
 
     check_outputs(output, inputs=source_files(target))
     with prints_aside(as_json):
-        measured = profiled(target_to_run(target, arg), fake=fake)
+        mode: Literal["real", "fake"] = "fake" if fake else "real"
+        measured = profiled(target_to_run(target, arg), mode=mode, compile=compile, chunk_loss=chunk_loss)
     if output is not None:
         measured.save(output)
     if as_json:
@@ -44,6 +47,7 @@ def profile(
                 "fingerprint": measured.fingerprint,
                 "measured_with": measured.measured_with,
                 "link": None if measured.link is None else asdict(measured.link),
+                "compile_seconds": None if measured.compiled is None else measured.compiled.compile_seconds,
                 "num_ops": len(measured.ops),
                 "num_values": len(measured.values),
                 "blocks": [

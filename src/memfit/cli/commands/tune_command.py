@@ -11,6 +11,7 @@ from memfit.cli.options import (
     AsJson,
     BudgetText,
     ChunkLoss,
+    Compile,
     HostBudgetText,
     PageFile,
     PlanOutput,
@@ -34,6 +35,7 @@ def tune(
         typer.Option(help="Samples per optimizer step; sizes that divide it are tried.", min=1, show_default=False),
     ] = None,
     host_budget: HostBudgetText = None,
+    compile: Compile = False,
     chunk_loss: ChunkLoss = False,
     output: PlanOutput = None,
     html: PageFile = None,
@@ -58,6 +60,7 @@ def tune(
             sizes=wanted_sizes,
             global_batch=global_batch,
             host_budget=wanted_on_host,
+            compile=compile,
             chunk_loss=chunk_loss,
         )
     if output is not None:

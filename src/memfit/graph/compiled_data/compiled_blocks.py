@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from memfit.units import format_seconds
+
 EVERYTHING = "everything"
 """The name of the partition that saves all that the backward pass reads, and recomputes nothing but views."""
 
@@ -211,6 +213,15 @@ class CompiledProfile:
     def has_all_partitions(self) -> bool:
         """Whether there are compiled blocks, and the device had the memory to run all of their partitions."""
         return bool(self.kinds) and all(kind.partitions[0].name == EVERYTHING for kind in self.kinds)
+
+    def in_words(self) -> str:
+        """Return how many blocks were compiled, in how many partitions, and what that took."""
+        num_partitions = sum(len(kind.partitions) for kind in self.kinds)
+        eager = f"; {len(self.not_compiled)} stay in eager" if self.not_compiled else ""
+        return (
+            f"{len(self.blocks)} blocks ({', '.join(dict.fromkeys(kind.name for kind in self.kinds))}) by "
+            f"{num_partitions} partitions, which took {format_seconds(self.compile_seconds)} to compile{eager}"
+        )
 
     def with_outside(self, outside: OutsideChoice) -> CompiledProfile:
         """Return the step as it was measured with that choice of what is recomputed outside blocks."""
