@@ -53,6 +53,11 @@ def scaled_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy((2.5 * logits / 3).reshape(-1, NUM_CLASSES), labels.flatten())
 
 
+def biased_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    bias = torch.linspace(-1, 1, NUM_CLASSES, dtype=torch.float64).to(logits.dtype)
+    return functional.cross_entropy((logits + bias[None]).view(-1, NUM_CLASSES), labels.flatten())
+
+
 def softcapped_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy((torch.tanh(logits / 5) * 5).view(-1, NUM_CLASSES), labels.flatten())
 
@@ -85,6 +90,7 @@ def gradients(model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tensor, dict
         (masked_loss, True),
         (smoothed_loss, True),
         (scaled_loss, True),
+        (biased_loss, True),
         (z_loss, True),
         (softcapped_loss, False),
         (transposed_loss, False),
@@ -110,6 +116,8 @@ def test_any_loss_has_the_gradients_of_the_plain_model(
     "read",
     [
         lambda logits: logits + 1,
+        lambda logits: (logits + torch.linspace(0, 1, NUM_CLASSES)).exp(),
+        lambda logits: logits + torch.linspace(0, 1, 6)[:, None],
         lambda logits: logits[0, 0, 3],
         lambda logits: logits.float().softmax(-1),
         lambda logits: logits.argmax(-1),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from memfit.errors import StaleValueError
@@ -271,6 +271,21 @@ def _scaled(logits: LazyLogits, number: Any, scale: Callable[[Tensor], Tensor]) 
     return LazyLogits.of(follower, lambda: scale(logits.computed()))
 
 
+def _plus(logits: LazyLogits, other: Any, **kwargs: Any) -> Any:
+    """Add to the bias what is the same for all tokens, as in BART."""
+    projection = logits.projection
+    if kwargs or type(other) not in (Tensor, nn.Parameter) or other.numel() != projection.shape[-1] or not other.dim():
+        return NotImplemented
+    dtype = torch.promote_types(projection.dtype, other.dtype)
+    is_alike = other.dtype == projection.weight.dtype and other.device == projection.weight.device
+    if other.shape[-1] != other.numel() or other.dim() > logits.dim() or not is_alike:
+        return NotImplemented
+    added = other.reshape(-1)
+    bias = added if projection.bias is None else projection.bias + added
+    follower = replace(projection.following(projection.hidden, bias), dtype=dtype)
+    return LazyLogits.of(follower, lambda: logits.computed() + other)
+
+
 def _cross_entropy(
     logits: LazyLogits,
     target: Any,
@@ -328,6 +343,10 @@ _LAZILY: dict[Any, Callable[..., Any]] = {
     Tensor.div: _divided,
     Tensor.__truediv__: _divided,
     torch.div: _divided,
+    Tensor.add: _plus,
+    Tensor.__add__: _plus,
+    Tensor.__radd__: _plus,
+    torch.add: _plus,
     functional.cross_entropy: _cross_entropy,
 }
 
