@@ -5,6 +5,7 @@ What the eager engine recomputes outside blocks is one more choice, with a menu 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -53,14 +54,17 @@ def frontier_of_compiled(profile: ModelProfile, num_points: int, host_bytes: int
     assert fastest is not None
     least_bytes, most_bytes = _least_peak_bytes(profile, host_bytes), fastest.mix.peak_bytes
     points: list[FrontierPoint] = []
-    for number in range(num_points):
+    least_seconds = math.inf
+    for number in reversed(range(num_points)):
         budget_bytes = most_bytes - (most_bytes - least_bytes) * number // max(num_points - 1, 1)
         chosen = _fastest(profile, budget_bytes, host_bytes)
         assert chosen is not None
-        if not points or chosen.mix.peak_bytes < points[-1].peak_bytes:
+        # Mixtures that offload are chosen without the time that they wait for the link.
+        if chosen.mix.seconds < least_seconds:
+            least_seconds = chosen.mix.seconds
             plan = _plan(profile, chosen, None)
             points.append(FrontierPoint(plan.predicted_peak_bytes, plan.predicted_overhead, plan))
-    return tuple(points)
+    return tuple(reversed(points))
 
 
 def _compiled(profile: ModelProfile) -> CompiledProfile:
@@ -68,54 +72,40 @@ def _compiled(profile: ModelProfile) -> CompiledProfile:
     return profile.compiled
 
 
+def _steps(profile: ModelProfile) -> list[tuple[OutsideChoice | None, PartitionMix]]:
+    """Return the measured step, and the same with each choice of what is recomputed outside blocks."""
+    compiled = _compiled(profile)
+    others = [(outside, PartitionMix(compiled.with_outside(outside))) for outside in compiled.outside]
+    return [(None, PartitionMix(compiled)), *others]
+
+
+def _tried(profile: ModelProfile, budget_bytes: int, host_bytes: int) -> Iterator[_StepMix]:
+    """Yield, for each of the steps, the fastest mixture that holds what it saves, and some that offload."""
+    for outside, mix in _steps(profile):
+        choice = mix.fastest_within(budget_bytes)
+        if choice is not None:
+            yield _StepMix(outside, OffloadedMix(choice, {}, mix.peak_bytes(choice), mix.seconds(choice), 0))
+        if host_bytes and profile.link is not None:
+            offloading = mixes_within(mix.profile, budget_bytes, host_bytes, profile.link, profile.unthrottled_share)
+            yield from (_StepMix(outside, each) for each in offloading)
+
+
 def _fastest(profile: ModelProfile, budget_bytes: int, host_bytes: int) -> _StepMix | None:
     """Return the fastest mixture; one that offloads, or recomputes outside blocks, only where that is faster."""
-    found = [
-        _StepMix(outside, mix)
-        for outside in (None, *_compiled(profile).outside)
-        for mix in _mixes(profile, _with(_compiled(profile), outside), budget_bytes, host_bytes)
-    ]
-    return min(found, key=lambda choice: choice.mix.seconds, default=None)
-
-
-def _mixes(
-    profile: ModelProfile, compiled: CompiledProfile, budget_bytes: int, host_bytes: int
-) -> Iterator[OffloadedMix]:
-    """Yield the fastest mixture that holds what it saves, and some that offload."""
-    mix = PartitionMix(compiled)
-    choice = mix.fastest_within(budget_bytes)
-    if choice is not None:
-        yield OffloadedMix(choice, {}, mix.peak_bytes(choice), mix.seconds(choice), 0)
-    yield from _offloading(profile, compiled, budget_bytes, host_bytes)
-
-
-def _with(compiled: CompiledProfile, outside: OutsideChoice | None) -> CompiledProfile:
-    return compiled if outside is None else compiled.with_outside(outside)
-
-
-def _offloading(
-    profile: ModelProfile, compiled: CompiledProfile, budget_bytes: int, host_bytes: int
-) -> Iterator[OffloadedMix]:
-    if host_bytes and profile.link is not None:
-        yield from mixes_within(compiled, budget_bytes, host_bytes, profile.link, profile.unthrottled_share)
+    return min(_tried(profile, budget_bytes, host_bytes), key=lambda choice: choice.mix.seconds, default=None)
 
 
 def _least_peak_bytes(profile: ModelProfile, host_bytes: int) -> int:
     """Return the smallest peak of any mixture that is tried."""
-    compiled = _compiled(profile)
-    steps = [_with(compiled, outside) for outside in (None, *compiled.outside)]
-    low, high = 0, min(PartitionMix(step).least_peak_bytes() for step in steps)
-    if not host_bytes or profile.link is None:
-        return high
+    low, high = 0, min(mix.least_peak_bytes() for _, mix in _steps(profile))
     # To a thousandth: each budget is tried with many mixtures.
-    while high - low > high // 1000:
+    while host_bytes and profile.link is not None and high - low > high // 1000:
         middle = (low + high) // 2
-        mixes = (mix for step in steps for mix in _offloading(profile, step, middle, host_bytes))
-        found = min(mixes, key=lambda mix: mix.peak_bytes, default=None)
+        found = min((tried.mix.peak_bytes for tried in _tried(profile, middle, host_bytes)), default=None)
         if found is None:
             low = middle
         else:
-            high = min(middle, found.peak_bytes)
+            high = min(middle, found)
     return high
 
 

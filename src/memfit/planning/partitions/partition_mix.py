@@ -51,6 +51,10 @@ class PartitionMix:
 
     def fastest_within(self, budget_bytes: int) -> Choice | None:
         """Return the fastest choice whose peak is at most ``budget_bytes``, or None where there is none."""
+        return self._fastest(budget_bytes, weighs_seconds=True)
+
+    def _fastest(self, budget_bytes: int, *, weighs_seconds: bool) -> Choice | None:
+        """Return such a choice; any, where seconds do not count: then what holds the least dominates all else."""
         if self._bases.outside[0] > budget_bytes:
             return None
         held, outputs = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
@@ -63,7 +67,7 @@ class PartitionMix:
             menu, states = np.nonzero((held <= most_before[:, None]) & (after <= most_after[:, None]))
             if not len(states):
                 return None
-            seconds_of = np.array([each.seconds for each in block.measured])
+            seconds_of = np.array([each.seconds * weighs_seconds for each in block.measured])
             outputs_of = np.array([self._passed_on(place, each) for each in block.measured], dtype=np.int64)
             held, seconds, outputs = after[menu, states], seconds[states] + seconds_of[menu], outputs_of[menu]
             kept = _undominated(held, seconds, outputs)
@@ -95,34 +99,11 @@ class PartitionMix:
         low, high = 0, self.peak_bytes((0,) * len(self._blocks))
         while low < high:
             middle = (low + high) // 2
-            if self._fits(middle):
+            if self._fastest(middle, weighs_seconds=False) is not None:
                 high = middle
             else:
                 low = middle + 1
         return high
-
-    def _fits(self, budget_bytes: int) -> bool:
-        """Whether any choice fits: holding less before a block is never worse after it."""
-        if self._bases.outside[0] > budget_bytes:
-            return False
-        # For each output that the next block may hold, the least that is held with it.
-        least = {0: 0}
-        for place, block in enumerate(self._blocks):
-            found: dict[int, int] = {}
-            for output_bytes, held in least.items():
-                for each in block.measured:
-                    after = held + each.held_after(output_bytes)
-                    if (
-                        max(held + self._above_before(place, each), after + self._above_after(place, each))
-                        > budget_bytes
-                    ):
-                        continue
-                    passed_on = self._passed_on(place, each)
-                    found[passed_on] = min(after, found.get(passed_on, after))
-            if not found:
-                return False
-            least = found
-        return True
 
     def _above_before(self, place: int, measured: MeasuredPartition) -> int:
         """Return what is live at most in the block's forward pass, besides what the blocks before it hold."""
