@@ -101,6 +101,51 @@ class OutputBlock(nn.Module):
         return output, self.read(output)
 
 
+class PassedOnBlock(nn.Module):
+    """Returns what it read as well, which the next block passes on to nobody and does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, both: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the output, and what it is made from."""
+        hidden = self.up(both[0])
+        return self.down(hidden), hidden
+
+
+class PassedOnBlocks(nn.Module):
+    """Blocks that are given more than they read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(PassedOnBlock() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the loss."""
+        x = self.into(x)
+        both = x, x
+        for block in self.blocks:
+            both = block(both)
+        return both[0].square().mean() + both[1].mean()
+
+
+class CountingBlock(nn.Module):
+    """Counts its calls, in Python, and reads the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.num_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` through the layer."""
+        self.num_calls += 1
+        return self.linear(x)
+
+
 class OutputBlocks(nn.Module):
     """Blocks that may save their outputs; the mean square of all of them."""
 
@@ -222,6 +267,12 @@ def outputs_model() -> tuple[nn.Module, Tensor]:
     """Return the model and a batch."""
     torch.manual_seed(0)
     return OutputBlocks(), torch.randn(512, WIDTH)
+
+
+def passed_on_model() -> tuple[nn.Module, Tensor]:
+    """Return the model and a batch."""
+    torch.manual_seed(0)
+    return PassedOnBlocks(), torch.randn(512, WIDTH)
 
 
 def wide_ends_model() -> tuple[nn.Module, Tensor]:

@@ -13,6 +13,7 @@ from tests.compiled.compiled_models import (
     dropout_model,
     experts_model,
     outputs_model,
+    passed_on_model,
     small_model,
     wide_ends_model,
 )
@@ -33,6 +34,7 @@ BUILDERS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "experts": experts_model,
     "small": small_model,
     "outputs": outputs_model,
+    "passed on": passed_on_model,
     "wide ends": wide_ends_model,
 }
 

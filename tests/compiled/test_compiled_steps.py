@@ -15,6 +15,7 @@ import torch
 from tests.compiled.compiled_models import (
     WIDTH,
     BranchingBlock,
+    CountingBlock,
     DropoutBlock,
     RoutingBlock,
     SmallBlocks,
@@ -72,14 +73,15 @@ def test_peaks_are_as_predicted_and_gradients_those_of_the_step_that_saves_every
     assert peaks[0] > peaks[1] > peaks[2]
 
 
-def test_outputs_that_blocks_save_count_once_in_any_mixture() -> None:
+@pytest.mark.parametrize(("name", "output_width"), [("outputs", WIDTH), ("passed on", 4 * WIDTH)])
+def test_outputs_that_blocks_save_count_once_in_any_mixture(name: str, output_width: int) -> None:
     """An output may be held by the block that made it, by the one that reads it, by both or by none."""
-    model, batch, profile = measured("outputs")
+    model, batch, profile = measured(name)
     assert profile.compiled is not None
     (kind,) = profile.compiled.kinds
     mix = PartitionMix(profile.compiled)
     outputs = {each.output_bytes for block in profile.compiled.blocks for each in block.measured}
-    assert outputs == {0, batch.nbytes}
+    assert outputs == {0, 4 * len(batch) * output_width}
     for choice in itertools.product(range(len(kind.partitions)), repeat=len(kind.blocks)):
         partitions = {path: kind.partitions[place] for path, place in zip(kind.blocks, choice, strict=True)}
         with PlannedBlocks(model, partitions):
@@ -262,8 +264,15 @@ def test_auto_keeps_the_faster_of_both() -> None:
         assert ("compiled" in repr(fitted.plan)) is (fitted.plan.compiled is not None)
 
 
-@pytest.mark.parametrize("block", [BranchingBlock, RoutingBlock])
-def test_blocks_that_cannot_be_compiled_stay_in_eager_and_say_why(block: type[nn.Module]) -> None:
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        (BranchingBlock, "Data-dependent branching: Detected data-dependent branching"),
+        (RoutingBlock, "Could not guard on data-dependent expression"),
+        (CountingBlock, "its forward changes a number in its code from step to step"),
+    ],
+)
+def test_blocks_that_cannot_be_compiled_stay_in_eager_and_say_why(block: type[nn.Module], reason: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(block() for _ in range(3)))
     batch = torch.randn(8, WIDTH)
@@ -273,6 +282,7 @@ def test_blocks_that_cannot_be_compiled_stay_in_eager_and_say_why(block: type[nn
     assert compiled is not None
     assert compiled.kinds == ()
     assert set(compiled.not_compiled) == {"0", "1", "2"}
+    assert compiled.not_compiled["0"].startswith(reason)
     with pytest.warns(UserWarning, match="3 blocks stay in eager"), pytest.warns(match="the plan changes nothing"):
         fitted = memfit.fit(model, batch, loss=torch.sum, budget=profile.peak_bytes, compile=True)
     assert fitted.plan.compiled is None

@@ -54,6 +54,7 @@ from memfit.verification.gradients import (
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 3, 10
 _TIMING_SECONDS = 4.0
+_CHANGES = "its forward changes a number in its code from step to step, so that each step would compile it again"
 _NO_MEMORY = "the step runs out of memory, even where blocks save as little as possible"
 
 
@@ -146,13 +147,16 @@ class _CompiledStep:
         modules = dict(self._model.named_modules())
         paths = _blocks_of(self._model)
         self._progress.stage("compiling blocks", num_steps=None)
+        least = Trial(dict.fromkeys(paths, LEAST))
         borders = TimeBorders(self._device)
-        fits = self._fits(Trial(dict.fromkeys(paths, LEAST)), borders)
+        fits = self._fits(least, borders)
         borders.close()
         if not fits:
             self._not_compiled = dict.fromkeys(paths, _NO_MEMORY)
             return ()
         self._not_compiled.update(borders.failures)
+        if any(self._step.ranks.gathered(self._state.changes_attributes)):
+            self._leave_out_changing(least)
         for path in borders.called_again:
             self._not_compiled.setdefault(path, "it is called again before its backward pass")
         for path, graphs in borders.graphs.items():
@@ -166,6 +170,19 @@ class _CompiledStep:
             compiled, {path: type(original_of(modules[path])).__name__ for path in compiled}, self._num_cuts
         )
         return merged_kinds(self._step.ranks.gathered(kinds))
+
+    def _leave_out_changing(self, trial: Trial) -> None:
+        """Compile none of the blocks that still run a new graph in the third of three steps, or fail to."""
+        borders = TimeBorders(self._device)
+        with self._state.kept(may_write_more=True), self._running(trial, borders):
+            for _ in range(2):
+                self._step.run()
+                known = {path: set(graphs) for path, graphs in borders.graphs.items()}
+                self._state.begin_next()
+            self._step.run()
+        borders.close()
+        changing = [path for path, graphs in known.items() if not graphs.issuperset(borders.graphs[path])]
+        self._not_compiled |= borders.failures | dict.fromkeys(changing, _CHANGES)
 
     def _compiled_trials(self, kinds: Sequence[CompiledKind]) -> dict[int, Trial]:
         """Return a trial for each place in the menus, compiled.
@@ -266,7 +283,7 @@ class _CompiledStep:
                 self._step.run()
             trial.borders = borders.borders()
             trial.saved_sizes, trial.output_bytes = borders.saved_sizes, borders.output_bytes
-            trial.freed_inputs = borders.freed_inputs
+            trial.saved_outputs, trial.kept_inputs = borders.saved_outputs, borders.kept_inputs
             yield
 
     def _measure(self, trial: Trial) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from statistics import median
 
 from memfit.compiled.step_segments import Border, TimedSegment
@@ -32,7 +32,8 @@ class Trial:
     outside: Plan | None = None
     borders: list[Border] = field(default_factory=list)
     output_bytes: Mapping[str, int] = field(default_factory=dict)
-    freed_inputs: Collection[str] = ()
+    saved_outputs: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    kept_inputs: Mapping[str, frozenset[int]] = field(default_factory=dict)
     saved_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     timed: list[list[TimedSegment]] = field(default_factory=list)
 
@@ -55,20 +56,21 @@ def described(
     order = list(dict.fromkeys(path for kind, path in shape if kind is SegmentKind.FORWARD and path is not None))
     place_of = {path: place for place, path in enumerate(order)}
     held = [_held_bytes(trial.borders, order) for trial in listed]
-    # What reads the last block's output, such as the loss, had its backward pass where that is measured.
+    # What reads the last block's output, such as the loss, may hold it too until the first backward pass of a block.
     least_of_last = min(held_bytes[-1] for held_bytes in held)
-    for trial, held_bytes in zip(listed, held, strict=True):
-        held_bytes[-1] -= min(held_bytes[-1] - least_of_last, trial.output_bytes.get(order[-1], 0))
+    loss = shape.index((SegmentKind.FORWARD, order[-1])) + 1
+    besides = [trial.borders[loss].peak_bytes - sum(of_trial) for trial, of_trial in zip(listed, held, strict=True)]
+    for trial, held_bytes, num_bytes in zip(listed, held, besides, strict=True):
+        of_both = min(max(besides) - num_bytes, trial.output_bytes.get(order[-1], 0))
+        held_bytes[-1] -= min(held_bytes[-1] - least_of_last, of_both)
+    kept = [_keeps_inputs(trial, listed, order) for trial in listed]
     num_held = _num_held(shape, place_of)
     own = [_own_bytes(trial, held_bytes, num_held) for trial, held_bytes in zip(listed, held, strict=True)]
     outputs = [_output_bytes(trial, own, of_trial, shape, order) for trial, of_trial in zip(listed, own, strict=True)]
     # What a block holds because the block before it saves its output depends on the partition of that one.
     alone = [
-        [
-            num_bytes - (output[place - 1] if place and path in trial.freed_inputs else 0)
-            for place, (path, num_bytes) in enumerate(zip(order, held_bytes, strict=True))
-        ]
-        for trial, held_bytes, output in zip(listed, held, outputs, strict=True)
+        [num_bytes - (0 if keeps[place] else output[place - 1]) for place, num_bytes in enumerate(held_bytes)]
+        for keeps, held_bytes, output in zip(kept, held, outputs, strict=True)
     ]
     least = [min(of_block) for of_block in zip(*alone, strict=True)]
     base_bytes = [0] * len(shape)
@@ -101,7 +103,7 @@ def described(
                     forward_bytes=_most_above(inside, SegmentKind.FORWARD),
                     backward_bytes=_most_above(inside, SegmentKind.BACKWARD),
                     output_bytes=outputs[menu_place][place],
-                    keeps_input=path not in trial.freed_inputs,
+                    keeps_input=kept[menu_place][place],
                     seconds=trial.pass_seconds(kind.blocks) + _unexplained(trial, kinds, outside_seconds),
                     saved_sizes=trial.saved_sizes.get(path, ()),
                 )
@@ -167,6 +169,16 @@ def _output_bytes(
         more = own[begin] - min(of_trial[begin] for of_trial in of_trials)
         found.append(min(more, trial.output_bytes.get(path, 0)))
     return found
+
+
+def _keeps_inputs(trial: Trial, trials: Sequence[Trial], order: Sequence[str]) -> list[bool]:
+    """Return, for each block, whether it saves any of its inputs that the block before it may save as its outputs."""
+    keeps = [True]
+    for before, path in pairwise(order):
+        may_be_saved = frozenset().union(*(each.saved_outputs.get(before, ()) for each in trials))
+        kept = trial.kept_inputs.get(path)
+        keeps.append(kept is None or not may_be_saved or not kept.isdisjoint(may_be_saved))
+    return keeps
 
 
 def _num_held(shape: Sequence[tuple[SegmentKind, str | None]], place_of: Mapping[str, int]) -> list[int]:

@@ -89,8 +89,9 @@ class _Borders:
         self.called_again: set[str] = set()
         self.saved_sizes: dict[str, tuple[int, ...]] = {}
         self.output_bytes: dict[str, int] = {}
-        self.freed_inputs: set[str] = set()
-        self._output_addresses: Set[int] = frozenset()
+        self.saved_outputs: dict[str, frozenset[int]] = {}
+        self.kept_inputs: dict[str, frozenset[int]] = {}
+        self._output_addresses: Sequence[int] = ()
         self._begun: set[str] = set()
         self._backward_path: str | None = None
         self._hooks: list[Any] = []
@@ -128,14 +129,14 @@ class _Borders:
             following = dict.fromkeys(after for after, _ in node.next_functions if after is not None)
             self._hooks += [after.register_prehook(end) for after in following]
 
-    def saved(self, path: str, saves: NotedSaves, input_addresses: Set[int], output_addresses: Set[int]) -> None:
+    def saved(self, path: str, saves: NotedSaves, inputs: Set[int], outputs: Sequence[int]) -> None:
         """The block's forward pass saved storages, some of its inputs or outputs among them."""
         self.saved_sizes[path] = saves.sizes
-        self.output_bytes[path] = saves.bytes_at(output_addresses)
-        passed_on = self._output_addresses & input_addresses
-        if passed_on and not saves.bytes_at(passed_on):
-            self.freed_inputs.add(path)
-        self._output_addresses = output_addresses
+        self.output_bytes[path] = saves.bytes_at(outputs)
+        self.saved_outputs[path] = saves.places_among(outputs)
+        if not inputs.isdisjoint(self._output_addresses):
+            self.kept_inputs[path] = saves.places_among(self._output_addresses, also_in=inputs)
+        self._output_addresses = outputs
 
     def failed(self, path: str, reason: str) -> None:
         """The block could not be compiled, and runs in eager."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -243,7 +243,15 @@ class NotedSaves:
 
     def bytes_at(self, addresses: Iterable[int]) -> int:
         """Return the bytes of the saved storages at these addresses."""
-        return sum(self._bytes_at.get(address, 0) for address in addresses)
+        return sum(self._bytes_at.get(address, 0) for address in set(addresses))
+
+    def places_among(self, addresses: Sequence[int], also_in: Set[int] | None = None) -> frozenset[int]:
+        """Return the places of the saved storages among ``addresses``."""
+        return frozenset(
+            place
+            for place, address in enumerate(addresses)
+            if address in self._bytes_at and (also_in is None or address in also_in)
+        )
 
 
 @contextmanager

@@ -34,8 +34,8 @@ class BlockObserver(Protocol):
     def forward_ended(self, path: str, graphs: Sequence[GraphVariants], nodes: Sequence[Any]) -> None:
         """The block's forward pass is over. It ran ``graphs``, whose backward passes are autograd's ``nodes``."""
 
-    def saved(self, path: str, saves: NotedSaves, input_addresses: Set[int], output_addresses: Set[int]) -> None:
-        """The block's forward pass saved ``saves``. The addresses are those of its inputs' and outputs' storages."""
+    def saved(self, path: str, saves: NotedSaves, inputs: Set[int], outputs: Sequence[int]) -> None:
+        """The block's forward pass saved ``saves``; its inputs' and outputs' storages are at these addresses."""
 
     @property
     def noted_saves(self) -> set[int] | None:
@@ -181,7 +181,7 @@ class _PlannedBlock:
             call.outputs = []
             with noted_saves(self._original, self._observer.noted_saves) as noted:
                 yield
-            self._observer.saved(self._path, noted, _addresses_of(inputs), _addresses_of(call.outputs))
+            self._observer.saved(self._path, noted, set(_addresses_of(inputs)), _addresses_of(call.outputs))
             call.outputs = None
         else:
             yield
@@ -207,8 +207,8 @@ class _Call:
             self.outputs += outputs
 
 
-def _addresses_of(values: Any) -> set[int]:
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(values) if is_strided(tensor)}
+def _addresses_of(values: Any) -> list[int]:
+    return [tensor.untyped_storage().data_ptr() for tensor in tensors_in(values) if is_strided(tensor)]
 
 
 def original_of(module: nn.Module) -> nn.Module:
@@ -219,8 +219,9 @@ def original_of(module: nn.Module) -> nn.Module:
 
 def first_line(error: BaseException) -> str:
     """Return what an error says first, in one line; where dynamo passes on an error of the compiler, what that says."""
-    error = getattr(error, "inner_exception", error)
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    text = str(getattr(error, "inner_exception", error)).strip()
+    first, explanation = text.partition("\n")[0], text.partition("Explanation: ")[2].partition("\n")[0]
+    return ": ".join(filter(None, (first, explanation))) or type(error).__name__
 
 
 class _CompiledCall:
