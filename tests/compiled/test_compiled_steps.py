@@ -18,6 +18,7 @@ from tests.compiled.compiled_models import (
     CountingBlock,
     DropoutBlock,
     RoutingBlock,
+    SmallBlock,
     SmallBlocks,
     dropout_model,
     small_model,
@@ -29,6 +30,7 @@ from torch._inductor import config as inductor_config
 from torch.utils.checkpoint import checkpoint
 
 import memfit
+from memfit.capture.recording.blocks import find_blocks
 from memfit.capture.step_arguments import StepArguments
 from memfit.capture.training_step import TrainingStep
 from memfit.compiled.partition_menus import LEAST
@@ -191,6 +193,12 @@ def test_blocks_that_the_user_compiled_are_planned_and_given_back(small: Case, h
     assert [(set(vars(block)), block._compiled_call_impl) for block in model.blocks] == theirs
 
 
+def test_modules_that_the_user_compiled_are_alike_by_their_own_class() -> None:
+    modules = [SmallBlock(), SmallBlock(), CountingBlock(), nn.Sequential(nn.Linear(2, 2))]
+    model = nn.Sequential(*(torch.compile(module) for module in modules[1:]), modules[0])
+    assert find_blocks(model, [path for path, _ in model.named_modules()]) == ["0", "3"]
+
+
 @pytest.mark.parametrize("how", ["model.compile()", "torch.compile(model)"])
 def test_a_model_that_is_compiled_as_a_whole_is_refused(how: str) -> None:
     model, batch = small_model()
@@ -245,6 +253,8 @@ def test_fit_keeps_the_budget_with_compiled_blocks(with_dropout: Case) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitted = memfit.fit(model, batch, budget=budget, compile=True)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            fitted = memfit.fit(model, batch, budget=budget, compile=True)
     assert fitted.plan.compiled is not None
     assert fitted.verification.holds
     assert fitted.verification.peak_bytes <= budget

@@ -168,6 +168,8 @@ def test_fit_goes_below_what_is_possible_with_whole_logits(tmp_path: Path) -> No
     assert fitted.verification.gradient_tolerance == torch.finfo(torch.float32).eps ** 0.5
     assert "in chunks" in repr(fitted.plan)
     assert list(model.state_dict()) == names
+    fitted = memfit.fit(model, given, budget=fitted.plan.budget_bytes, chunk_loss=True)
+    assert fitted.plan.chunks_loss
     output = model(**given)
     assert type(output.logits) is LazyLogits
     fitted.plan.save(tmp_path / "plan.json")

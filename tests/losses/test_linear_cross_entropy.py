@@ -123,6 +123,12 @@ def test_differentiating_twice_is_refused(follows) -> None:
         follows(gradient).backward()
 
 
+def test_transforms_of_torch_func_are_refused() -> None:
+    hidden, weight, _, targets = inputs(7, 4, 5, torch.float64)
+    with pytest.raises(memfit.MemfitError, match=r"cannot be transformed by torch.func .* use torch.nn.functional"):
+        torch.func.grad(lambda weight: memfit.linear_cross_entropy(hidden, weight, targets))(weight.detach())
+
+
 def test_gradients_in_float16_do_not_underflow_when_the_mean_is_over_many_tokens() -> None:
     """A gradient that is divided by the number of tokens before it is multiplied by the loss scale would be 0."""
     hidden, weight, _, targets = inputs(1024, 16, 1000, torch.float16)

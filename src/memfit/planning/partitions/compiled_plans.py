@@ -38,11 +38,12 @@ def plan_of_compiled(profile: ModelProfile, budget_bytes: int, host_bytes: int =
     chosen = _fastest(profile, min(budget_bytes, _ANY_BYTES), host_bytes)
     if chosen is None:
         least_bytes = _least_peak_bytes(profile, host_bytes)
+        chunking = "" if profile.chunks_loss else "chunk_loss=True if it is a language model, "
         raise InfeasibleBudgetError(
             f"the smallest budget found for this step with compiled blocks is {format_bytes(least_bytes)} (no mixture "
             f"of the measured partitions needs less), and the given one is {format_bytes(budget_bytes)} "
-            f"({budget_bytes} bytes). Give at least budget={least_bytes}, use compile=False, compute the loss in "
-            "chunks, or make the batch or the model smaller",
+            f"({budget_bytes} bytes). Give at least budget={least_bytes}, use compile=False, {chunking}or make the "
+            "batch or the model smaller",
             minimum_bytes=least_bytes,
         )
     return _plan(profile, chosen, budget_bytes)

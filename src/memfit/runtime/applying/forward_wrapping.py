@@ -69,6 +69,13 @@ def wrap_forward(module: nn.Module, runner: Runner, owner: object = None) -> Cal
     return unwrap
 
 
+def bare_forward(forward: Forward) -> Forward:
+    """Return ``forward`` without the wrappers around it that do nothing now, because their plans are set aside."""
+    while isinstance(forward, WrappedForward) and forward.runner is None:
+        forward = forward.__wrapped__
+    return forward
+
+
 def is_wrapped(module: nn.Module) -> bool:
     """Return whether a plan wraps the module's forward now."""
     return bool(owners_of_wrappers(module))

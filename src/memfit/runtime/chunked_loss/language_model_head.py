@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.errors import InvalidParameterError
-from memfit.runtime.applying.forward_wrapping import Forward, WrappedForward, wrap_forward
+from memfit.runtime.applying.forward_wrapping import Forward, WrappedForward, bare_forward, wrap_forward
 from memfit.runtime.chunked_loss.lazy_logits import LazyLogits, Projection
 from memfit.runtime.torch_internals import FakeTensor, refuses_saved_tensors_hooks
 
@@ -115,7 +115,7 @@ class LazyHead:
         self.has_chunked = False
 
     def __call__(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        head = getattr(forward, "__self__", None)
+        head = getattr(bare_forward(forward), "__self__", None)
         if len(args) != 1 or kwargs or not isinstance(head, nn.Linear) or not _may_be_lazy(head, args[0]):
             return forward(*args, **kwargs)
         return LazyLogits.of(Projection.of(args[0], head.weight, head.bias, self._note_chunked))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memfit.errors import InvalidParameterError, MemfitError
-from memfit.runtime.torch_internals import FakeTensor
+from memfit.runtime.torch_internals import FakeTensor, in_function_transform
 from memfit.validation import real_number, shown, whole_number
 
 # Chunks below this many tokens waste launches; logits that are this small need no chunks.
@@ -24,6 +24,8 @@ _FEWEST_TOKENS = 256
 _SMALL_LOGITS_BYTES = 32 * 2**20
 # So many rows of a gradient in a narrow type are widened at a time.
 _SCALED_ROWS = 4096
+
+_UNCHUNKED = "use torch.nn.functional.cross_entropy(torch.nn.functional.linear(hidden, weight), targets)"
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -64,6 +66,8 @@ def linear_cross_entropy(
         num_tokens = default_chunk_tokens(*weight.shape)
     else:
         num_tokens = whole_number(chunk_tokens, "chunk_tokens", minimum=1)
+    if not torch.compiler.is_compiling() and in_function_transform():
+        raise MemfitError(f"linear_cross_entropy cannot be transformed by torch.func (grad, vmap, jvp); {_UNCHUNKED}")
     if not rows.is_cuda:
         _check_classes(classes, weight.shape[0], options.ignore_index)
     loss: Tensor = _ChunkedLoss.apply(rows, weight, bias, classes, options, num_tokens)  # type: ignore[no-untyped-call]
@@ -157,9 +161,8 @@ class _DifferentiatedOnce(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> None:
         raise MemfitError(
-            "linear_cross_entropy computes its gradients in the forward pass and cannot be differentiated twice; for "
-            "second derivatives use torch.nn.functional.cross_entropy(torch.nn.functional.linear(hidden, weight), "
-            "targets)"
+            "linear_cross_entropy computes its gradients in the forward pass and cannot be differentiated twice; "
+            f"{_UNCHUNKED}"
         )
 
 
@@ -311,8 +314,8 @@ def _check_tensors(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor
         )
     if targets.is_floating_point() and targets.shape == (*hidden.shape[:-1], weight.shape[0]):
         raise InvalidParameterError(
-            "targets must be class indices; got class probabilities, which are as large as the logits themselves: use "
-            "torch.nn.functional.cross_entropy(torch.nn.functional.linear(hidden, weight), targets)"
+            "targets must be class indices; got class probabilities, which are as large as the logits themselves: "
+            f"{_UNCHUNKED}"
         )
     if targets.shape != hidden.shape[:-1]:
         raise InvalidParameterError(

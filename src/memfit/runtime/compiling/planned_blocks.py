@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from memfit.graph.compiled_data.compiled_blocks import Partition, SentTensors
-from memfit.runtime.applying.forward_wrapping import Forward, wrap_forward
+from memfit.runtime.applying.forward_wrapping import Forward, bare_forward, wrap_forward
 from memfit.runtime.compiling.compiler_internals import (
     FailOnRecompileLimitHit,
     blocks_as_a_whole,
@@ -128,7 +128,7 @@ class _PlannedBlock:
             # The first call traces and compiles.
             first = nullcontext() if self._has_run else own_warnings_ignored()
             with running(call), self._seeing_saves(call, (args, kwargs)), first, blocks_as_a_whole():
-                result = self._run_compiled(self._user_compiled or forward, args, kwargs)
+                result = self._run_compiled(self._user_compiled or bare_forward(forward), args, kwargs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
