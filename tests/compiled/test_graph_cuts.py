@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import linprog
 
-from memfit.planning.partitions.graph_cuts import ForwardGraph, GraphCut, GraphValue, chosen_cuts
+from memfit.cuts.graph_cuts import ForwardGraph, GraphCut, GraphValue, chosen_cuts
 
 
 def value(name: str, inputs: tuple[int, ...] = (), num_bytes: int = 8, cost: float = 1.0, **facts: bool) -> GraphValue:

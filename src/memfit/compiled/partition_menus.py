@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from memfit.cuts.graph_cuts import ForwardGraph, GraphCut, chosen_cuts
 from memfit.graph.compiled_data.compiled_blocks import EVERYTHING, TORCH, CompiledKind, Partition
-from memfit.planning.partitions.graph_cuts import ForwardGraph, GraphCut, chosen_cuts
 from memfit.runtime.compiling.graph_variants import GraphVariants
 
 # Blocks that differ in nothing but a number in their code, such as a rate of stochastic depth, are kinds of one block.

@@ -17,21 +17,18 @@ rewrites is (the engine's rule): op ── ∞ ──▶ op.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from memfit.cuts.minimum_cut import SINK, SOURCE, hull, maximum_flow_from
 from memfit.planning.step import Step
 
 Numbers = npt.NDArray[np.float64]
 
-_SOURCE, _SINK = 0, 1
 # SciPy's flows are whole numbers of 32 bits. All seconds together are this many units.
 _TOTAL_UNITS = 2**28
 _INFINITE = 2**31 - 1
@@ -100,16 +97,16 @@ class HoldOrReplay:
                 queue.append(value)
             return self._node_of_value[value]
 
-        edges += [(node, _SINK, -1) for value in self._read_later if (node := value_node(value)) is not None]
+        edges += [(node, SINK, -1) for value in self._read_later if (node := value_node(value)) is not None]
         while queue:
             value = queue.pop()
             op, node = step.value_op[value], self._node_of_value[value]
             if value not in self._droppable:
-                edges.append((_SOURCE, node, 2 * value + 1))
+                edges.append((SOURCE, node, 2 * value + 1))
                 continue
             if op not in op_nodes:
                 op_nodes[op] = self._num_nodes
-                edges.append((_SOURCE, op_nodes[op], 2 * op))
+                edges.append((SOURCE, op_nodes[op], 2 * op))
                 inputs = (value_node(read) for read in step.op_inputs[op])
                 edges += [(node_read, op_nodes[op], -1) for node_read in inputs if node_read is not None]
                 # Later, what it rewrites may have been restored already.
@@ -140,7 +137,7 @@ class HoldOrReplay:
         self._is_price = (kinds >= 0) & (kinds % 2 == 1)
         self._priced_values = kinds[self._is_price] // 2
         # More than all seconds is as good as infinite. What hangs on the source must not overflow the flow's sum.
-        hangs_on_source = tails[self._is_price] == _SOURCE
+        hangs_on_source = tails[self._is_price] == SOURCE
         num_hanging = max(int(hangs_on_source.sum()), 1)
         self._most_units = np.where(hangs_on_source, min(2**30 // num_hanging, 2 * _TOTAL_UNITS), 2 * _TOTAL_UNITS)
 
@@ -194,48 +191,3 @@ class HoldOrReplay:
                 seen.update(new)
                 stack += new
         return recomputed, replayed, held
-
-
-def maximum_flow_from(graph: csr_array) -> tuple[float, npt.NDArray[np.bool_]]:
-    """Return the maximum flow from node 0 to node 1, and which nodes the source then still reaches."""
-    result = maximum_flow(graph, _SOURCE, _SINK)
-    residual = graph.astype(np.int64) - result.flow
-    residual.data[residual.data < 0] = 0
-    residual.eliminate_zeros()
-    is_reached = np.zeros(graph.shape[0], dtype=bool)
-    is_reached[breadth_first_order(residual, _SOURCE, return_predecessors=False)] = True
-    return float(result.flow_value), is_reached
-
-
-_Cut = TypeVar("_Cut")
-
-
-def hull(
-    cut_at: Callable[[float], _Cut],
-    seconds_of: Callable[[_Cut], float],
-    bytes_of: Callable[[_Cut], float],
-    highest_price: float,
-    most_cuts: int,
-) -> Iterator[tuple[float, _Cut]]:
-    """Yield at most ``most_cuts`` prices per byte and their cuts: corners of the lower hull of seconds against bytes.
-
-    It splits first where neighbours differ most in seconds.
-    """
-    first, last = cut_at(0.0), cut_at(highest_price)
-    yield 0.0, first
-    yield highest_price, last
-    num_cuts = 2
-    pending = [(seconds_of(first) - seconds_of(last), num_cuts, first, last)]
-    while pending and num_cuts < most_cuts:
-        _, _, low, high = heapq.heappop(pending)
-        if seconds_of(high) <= seconds_of(low) or bytes_of(low) <= bytes_of(high):
-            continue
-        price = (seconds_of(high) - seconds_of(low)) / (bytes_of(low) - bytes_of(high))
-        middle = cut_at(price)
-        num_cuts += 1
-        yield price, middle
-        # Less than a billionth below the chord, it is the rounding of prices, not another corner.
-        chord = seconds_of(low) + price * bytes_of(low)
-        if seconds_of(middle) + price * bytes_of(middle) < chord * (1 - 1e-9):
-            for number, (left, right) in enumerate(((low, middle), (middle, high))):
-                heapq.heappush(pending, (seconds_of(left) - seconds_of(right), 2 * num_cuts + number, left, right))

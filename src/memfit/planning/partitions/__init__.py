@@ -1,1 +1,1 @@
-"""Compiled blocks: what the partitions of a block may save, and which partition each block of the model uses."""
+"""Compiled blocks: which partition each block of the model uses, and what leaves for the host."""

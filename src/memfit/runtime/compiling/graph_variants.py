@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, fx
 
+from memfit.cuts.graph_cuts import ForwardGraph
 from memfit.graph.compiled_data.compiled_blocks import Partition
-from memfit.planning.partitions.graph_cuts import ForwardGraph
 from memfit.runtime.compiling.compiler_internals import (
     InductorPartitioner,
     compiled_with_partitioner,

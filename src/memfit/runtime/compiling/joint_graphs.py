@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import flop_registry
 
-from memfit.planning.partitions.graph_cuts import ForwardGraph, GraphValue
+from memfit.cuts.graph_cuts import ForwardGraph, GraphValue
 from memfit.runtime.engine.op_rules import OpRule, Treatment, is_random, rule_for
 from memfit.runtime.torch_internals import OpOverload
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_array
 
-from memfit.planning.candidates.min_cut import hull, maximum_flow_from
+from memfit.cuts.minimum_cut import hull, maximum_flow_from
 
 # SciPy's flows are whole numbers of 32 bits. All costs and prices together are at most this many units.
 _TOTAL_UNITS = 2**28
