@@ -38,6 +38,10 @@ def recorded_values(profile: ModelProfile) -> list[RecordedValue]:
     return [value for value in profile.values if value.name not in (UNACCOUNTED, LEFT_BEHIND)]
 
 
+# What saves without an op, after an op of another module.
+SAVING_WITHOUT_OPS = {"function-running-a-module-again", "checkpoint-inside", "checkpoint-inside-reentrant"}
+
+
 @pytest.mark.parametrize("example", ZOO, ids=str)
 def test_profile_is_consistent_in_itself(example: Example) -> None:
     profile = profile_of(example)
@@ -52,8 +56,10 @@ def test_profile_is_consistent_in_itself(example: Example) -> None:
         for save in value.saves:
             assert 0 <= save.released_after < num_ops
             assert save.read_before == num_ops or save.read_before <= save.released_after + 1
-            assert save.op_index is not None
-            assert profile.ops[save.op_index].phase is Phase.FORWARD
+            if save.op_index is None:
+                assert example.name in SAVING_WITHOUT_OPS
+            else:
+                assert profile.ops[save.op_index].phase is Phase.FORWARD
     for position, op in enumerate(profile.ops):
         assert (op.phase is Phase.FORWARD) or op.module is None
         for index in (*op.inputs, *op.rewrites):
