@@ -76,9 +76,7 @@ def peak_of_backward(forward: Forward, *inputs: Tensor, dropped: tuple[str, ...]
     # What others left must not be collected meanwhile, and a dispatch mode would be shown each op.
     gc.collect()
     gc.disable()
-    # torch 2.11 warns once where events are not to be kept from cycle to cycle.
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         loss = loss_where_dropped(forward, leaves, dropped)
         begin = time.time_ns()
         loss.backward()

@@ -24,7 +24,7 @@ _FEWEST_CUTS, _MOST_CUTS = 8, 160
 def price_sweeps(pool: Pool) -> Iterator[frozenset[int]]:
     """Yield the corners of the hull, for several tilts.
 
-    Leaving this out costs 1.4 points of overhead on average, and up to 4 (`benchmarks/ablation.py`).
+    Leaving this out costs 1.3 points of overhead on average, and up to 4 (`benchmarks/ablation.py`).
     """
     step = pool.step
     graph = HoldOrReplay(step, step.last_time_before_reads, pool.may_be_recomputed)

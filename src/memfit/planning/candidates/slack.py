@@ -21,7 +21,7 @@ def use_slack(pool: Pool) -> Iterator[frozenset[int]]:
     """Yield the plans of the frontier that fit each of many budgets, with what there is room for saved.
 
     The budgets begin at the smallest peak, and are closer to each other there: that is where a byte costs the most.
-    Leaving this out costs 0.08 points of overhead on average, and up to 0.4 (`benchmarks/ablation.py`).
+    Leaving this out costs 0.1 points of overhead on average, and up to 0.4 (`benchmarks/ablation.py`).
     """
     frontier = pool.frontier()
     num_budgets = min(_EFFORT_OPS // max(pool.step.num_ops, 1), _MOST_BUDGETS)

@@ -229,14 +229,14 @@ class Step:
         """
         droppable = self.droppable_among(wanted)
         starts, needed = self._values_made_from, set(droppable & self.saved)
-        size = -1
-        while len(needed) > size:
-            size = len(needed)
-            needed |= droppable & self.alike.with_others(needed)
+        while True:
             for index in sorted(droppable - needed, reverse=True):
                 if not needed.isdisjoint(starts[index]):
                     needed.add(index)
-        return needed
+            others = droppable & self.alike.with_others(needed)
+            if others <= needed:
+                return needed
+            needed |= others
 
     def droppable_among(self, wanted: Set[int]) -> set[int]:
         """Return those of the ``wanted`` values that the engine can replay, whether or not anything needs them."""
