@@ -34,6 +34,8 @@ _MODULE = "memfit_native_tape"
 _ENGINE_LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch_python")
 _METER_LIBRARIES = ("-lc10", "-ltorch_cpu")
 _METER = "allocation_meter.cpp"
+# A quarter less time to build than with -O2, and engines as fast: its time goes into calls of torch and into memory.
+_OPTIMIZATION = "-O1"
 # The engine needs less memory than this; without collections of garbage, GCC compiles it in a sixth less time.
 _GARBAGE_COLLECTION = ("--param", "ggc-min-heapsize=1000000")
 
@@ -134,7 +136,7 @@ def _compile_command(compiler: str) -> list[str]:
     includes = (Path(torch.__file__).parent / "include", Path(sysconfig.get_paths()["include"]))
     return [
         compiler,
-        *("-c", "-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w"),
+        *("-c", _OPTIMIZATION, "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w"),
         *_GARBAGE_COLLECTION,
         f"-DMEMFIT_MODULE={_MODULE}",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
