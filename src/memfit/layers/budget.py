@@ -1,25 +1,28 @@
 """The cheapest layers to drop under a budget in bytes. Numbers in, numbers out.
 
-A plan needs the bytes it saves and, on top, its largest dropped layer. With that largest size fixed to s,
-what is left is a covering problem: of the layers no larger than s, drop the cheapest set that frees the
-bytes over the budget and s besides. Charging s although all that is dropped is smaller only makes a plan
-look worse than it is, and the right s is tried too; so the best over all s is the best of all.
+A plan needs the bytes it saves and, on top, its largest dropped layer. So the largest dropped layer frees nothing, and
+the others free their bytes: what is left is a knapsack problem, to free the bytes over the budget at the least cost.
+A dynamic program decides on the layers from the largest to the smallest, so that the first one that it drops is the
+largest. Its states are the bytes freed and the cost so far. A state leaves the list where another one frees at least
+its bytes at no more cost, or where its linear relaxation, which may drop parts of the remaining layers, costs more
+than the best drop known (Kellerer, Pferschy and Pisinger, "Knapsack Problems", 2004, chapter 5). Rounded up, such a
+relaxation is a drop.
 
-Sizes are searched best first, by intervals: the layers no larger than the interval's largest size, and the
-demand of its smallest, bound every size in between. Everything that decides is in exact integers.
+A limit on the work turns the program into a beam search whose lost states still give a proven bound. Everything that
+decides is in exact integers.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memfit.errors import InfeasibleBudgetError
-from memfit.layers.cover import Cover, Numbers, cheapest_cover, exact_dtype, find_break
 from memfit.layers.strategies import Choice
 from memfit.units import format_bytes
 
@@ -29,10 +32,19 @@ LARGEST_EXACT_NUM_LAYERS = 200
 LARGEST_GAP = 1e-3
 """Beyond, it stops once the plan is proved to be within this share of the best, or where that takes too much work."""
 
-# Counted in numbers looked at, so that the same input gives the same plan on every machine. A few tenths of a
-# second for the first; the second only bounds instances made to be hard.
-_USUAL_WORK = 5 * 10**6
+# Counted in numbers looked at, so that the same input gives the same plan on every machine: a few seconds.
 _LARGEST_WORK = 10**8
+# What a layer costs however few the states: two dozen NumPy calls take as long as this many numbers.
+_WORK_PER_LAYER = 1000
+_WIDEST_LIST_OF_STATES = 2**17
+# What remains is sorted anew after each layer, and in longer lists than this after several.
+_MOST_SORTINGS = 400
+# Parts of a cost have a few roundings of 2**-53: with so much on the safe side, no bound is too high.
+_FLOAT_SLACK = 2.0**-46
+
+# int64 where every sum fits, else object arrays of Python ints: exact either way.
+Numbers = npt.NDArray[Any]
+Positions = npt.NDArray[np.intp]
 
 
 def cheapest_drop(sizes_bytes: Sequence[int], flops: Sequence[int], budget_bytes: int) -> Choice:
@@ -49,35 +61,154 @@ def cheapest_drop(sizes_bytes: Sequence[int], flops: Sequence[int], budget_bytes
             f"({budget_bytes} bytes)",
             minimum_bytes=minimum_bytes,
         )
-    items = _sorted_items(sizes_bytes, flops, excess_bytes=total_bytes - budget_bytes)
-    found = _DropSearch(items, is_exact=len(sizes_bytes) <= LARGEST_EXACT_NUM_LAYERS).run()
-    return Choice(_earliest_of_equals(found.dropped_positions, sizes_bytes, flops), found.optimality_gap)
-
-
-@dataclass(frozen=True)
-class _Items:
-    """Layers that hold bytes, by ascending FLOPs per byte, with sizes and costs in their greatest common units."""
-
-    positions: list[int]
-    sizes: Numbers
-    costs: Numbers
-    excess: int
-
-
-def _sorted_items(sizes_bytes: Sequence[int], flops: Sequence[int], excess_bytes: int) -> _Items:
+    # In their greatest common units, more numbers fit 64 bits and bounds can be rounded further.
     size_unit, cost_unit = math.gcd(*sizes_bytes), math.gcd(*flops) or 1
-    sizes = [size // size_unit for size in sizes_bytes]
-    costs = [cost // cost_unit for cost in flops]
-    positions = [i for i, size in enumerate(sizes) if size]
-    by_ratio = _by_ratio([sizes[i] for i in positions], [costs[i] for i in positions])
-    positions = [positions[i] for i in by_ratio]
-    dtype = exact_dtype(max(sum(sizes), sum(costs)))
-    return _Items(
-        positions,
-        np.array([sizes[i] for i in positions], dtype=dtype),
-        np.array([costs[i] for i in positions], dtype=dtype),
-        excess=-(-excess_bytes // size_unit),
+    positions = sorted((i for i, size in enumerate(sizes_bytes) if size), key=sizes_bytes.__getitem__, reverse=True)
+    search = _DropSearch(
+        [sizes_bytes[i] // size_unit for i in positions],
+        [flops[i] // cost_unit for i in positions],
+        excess=-(-(total_bytes - budget_bytes) // size_unit),
     )
+    proven = search.run(largest_gap=0.0 if len(sizes_bytes) <= LARGEST_EXACT_NUM_LAYERS else LARGEST_GAP)
+    gap = 0.0 if proven == search.best_cost else (search.best_cost - proven) / proven
+    return Choice(_earliest_of_equals([positions[i] for i in search.best_drop], sizes_bytes, flops), gap)
+
+
+class _Remaining:
+    """The layers from ``start`` on by ascending cost per byte, and what the first of them free and cost together."""
+
+    def __init__(self, start: int, layers: Positions, sizes: Numbers, costs: Numbers) -> None:
+        self.start, self.layers = start, layers
+        self.freed, self.cost = (np.insert(np.cumsum(each[layers]), 0, 0) for each in (sizes, costs))
+        # Where none is dropped, there is no last one, and no part of it.
+        self.ratio_of_last = np.insert(costs[layers].astype(np.float64) / sizes[layers].astype(np.float64), 0, 0.0)
+
+    def enough(self, missing: Numbers) -> tuple[Positions, Positions]:
+        """Return where all layers together free what is missing, and how many of the first do so there."""
+        num_dropped = np.searchsorted(self.freed, missing)
+        possible = np.flatnonzero(num_dropped < len(self.freed))
+        return possible, num_dropped[possible]
+
+    def least_cost(self, missing: Numbers, num_dropped: Positions) -> Numbers:
+        """Return the least that freeing so much costs if a part of the last dropped layer may be dropped."""
+        surplus = (self.freed[num_dropped] - missing).astype(np.float64)
+        spared = (1 + _FLOAT_SLACK) * surplus * self.ratio_of_last[num_dropped]
+        is_object = self.cost.dtype == np.object_
+        return self.cost[num_dropped] - (np.frompyfunc(int, 1, 1)(spared) if is_object else spared.astype(np.int64))
+
+
+class _DropSearch:
+    """The dynamic program over layers from the largest to the smallest, and the best drop that is known."""
+
+    def __init__(self, sizes: list[int], costs: list[int], excess: int) -> None:
+        dtype = np.int64 if max(sum(sizes), sum(costs)) < 2**62 else np.object_
+        self.sizes, self.costs = np.array(sizes, dtype=dtype), np.array(costs, dtype=dtype)
+        self.by_ratio = np.array(_by_ratio(sizes, costs))
+        self.excess = excess
+        # Dropping everything always fits.
+        self.best_drop: Sequence[int] = range(len(sizes))
+        self.best_cost, self.best_freed = sum(costs), sum(sizes[1:])
+        self.state_freed, self.state_costs = np.zeros(0, dtype=dtype), np.zeros(0, dtype=dtype)
+        # For each layer, which state before it each state after it came from. Numbers past the end of the old list
+        # say that the layer was dropped, too; the number past all of these, that it was the first.
+        self.origins: list[Positions] = []
+
+    def run(self, largest_gap: float) -> int:
+        """Find the best drop, or one within the gap of it; return what no drop costs less than."""
+        num_layers = len(self.sizes)
+        stride = -(-num_layers // _MOST_SORTINGS)
+        proven = min(self._try_largest(first, stride) for first in range(0, num_layers, stride))
+        if largest_gap and self.best_cost - proven <= largest_gap * proven:
+            return proven
+        remaining = self._remaining(0)
+        lowest_pruned = self.best_cost
+        work = 0
+        for layer in range(num_layers):
+            if (layer + 1) % stride == 0 or layer + 1 == num_layers:
+                remaining = self._remaining(layer + 1)
+            self._branch_on(layer)
+            work += _WORK_PER_LAYER + 2 * len(self.state_freed)
+            widest = _WIDEST_LIST_OF_STATES if work < _LARGEST_WORK else 0
+            lowest_pruned = min(lowest_pruned, self._prune(layer, remaining, largest_gap, widest))
+        return max(proven, min(self.best_cost, lowest_pruned))
+
+    def _remaining(self, start: int) -> _Remaining:
+        return _Remaining(start, self.by_ratio[self.by_ratio >= start], self.sizes, self.costs)
+
+    def _try_largest(self, first: int, num_layers: int) -> int:
+        """Return the least that a drop costs whose largest layer is one of ``num_layers`` from ``first`` on.
+
+        Try the drop that rounding up gives if the first of them is the largest.
+        """
+        remaining = self._remaining(first)
+        smallest = min(first + num_layers, len(self.sizes)) - 1
+        missing = self.excess + self.sizes[[smallest, first]]
+        possible, num_dropped = remaining.enough(missing)
+        if len(possible) == 2:
+            drop = remaining.layers[: num_dropped[1]]
+            freed = remaining.freed[num_dropped[1]] - self.sizes[drop].max()
+            if self._is_better(int(remaining.cost[num_dropped[1]]), int(freed)):
+                self.best_drop = drop.tolist()
+        if not len(possible):
+            return self.best_cost
+        return int(remaining.least_cost(missing[:1], num_dropped[:1])[0])
+
+    def _branch_on(self, layer: int) -> None:
+        """Let each state drop the layer or not, and begin one with it; leave out what another one dominates."""
+        size, cost = self.sizes[layer], self.costs[layer]
+        freed = np.concatenate((self.state_freed, self.state_freed + size, [0 * size]))
+        costs = np.concatenate((self.state_costs, self.state_costs + cost, [cost]))
+        # By cost, and of equal costs the one first that frees most: each has to free more than all before it.
+        order = np.lexsort((-freed, costs))
+        freed = freed[order]
+        is_kept = np.ones(len(order), dtype=bool)
+        is_kept[1:] = freed[1:] > np.maximum.accumulate(freed)[:-1]
+        self.state_freed, self.state_costs = freed[is_kept], costs[order[is_kept]]
+        self.origins.append(order[is_kept])
+
+    def _prune(self, layer: int, remaining: _Remaining, largest_gap: float, widest: int) -> int:
+        """Complete the states, and keep those that may be better than the best by more than the gap, up to ``widest``.
+
+        Return the lowest bound of the others.
+        """
+        missing = np.maximum(self.excess - self.state_freed, 0)
+        possible, num_dropped = remaining.enough(missing)
+        bounds = self.state_costs[possible] + remaining.least_cost(missing[possible], num_dropped)
+        costs = self.state_costs[possible] + remaining.cost[num_dropped]
+        freed = self.state_freed[possible] + remaining.freed[num_dropped]
+        # Layers that are decided on already cannot complete a state.
+        complete = np.flatnonzero((num_dropped == 0) | (remaining.start > layer))
+        if len(complete):
+            best = complete[np.lexsort((-freed[complete], costs[complete]))[0]]
+            if self._is_better(int(costs[best]), int(freed[best])):
+                self.best_drop = [*self._dropped_by(int(possible[best])), *remaining.layers[: num_dropped[best]]]
+        most = self.best_cost - int(largest_gap / (1 + largest_gap) * self.best_cost)
+        by_bound = np.argsort(bounds, kind="stable")
+        num_kept = min(int(np.searchsorted(bounds[by_bound], most, side="right")), widest)
+        kept = np.sort(possible[by_bound[:num_kept]])
+        self.state_freed, self.state_costs = self.state_freed[kept], self.state_costs[kept]
+        self.origins[-1] = self.origins[-1][kept]
+        return int(bounds[by_bound[num_kept]]) if num_kept < len(bounds) else self.best_cost
+
+    def _is_better(self, cost: int, freed: int) -> bool:
+        """Take note of a drop if it is cheaper than the best, or as cheap with fewer bytes at the peak."""
+        is_better = (cost, -freed) < (self.best_cost, -self.best_freed)
+        if is_better:
+            self.best_cost, self.best_freed = cost, freed
+        return is_better
+
+    def _dropped_by(self, state: int) -> list[int]:
+        """Return the layers that a state of the last list drops."""
+        dropped: list[int] = []
+        for layer in range(len(self.origins) - 1, -1, -1):
+            state = int(self.origins[layer][state])
+            num_before = len(self.origins[layer - 1]) if layer else 0
+            if state == 2 * num_before:
+                return [*dropped, layer]
+            if state >= num_before:
+                dropped.append(layer)
+                state -= num_before
+        return dropped
 
 
 def _by_ratio(sizes: Sequence[int], costs: Sequence[int]) -> list[int]:
@@ -88,96 +219,14 @@ def _by_ratio(sizes: Sequence[int], costs: Sequence[int]) -> list[int]:
     return sorted(range(len(sizes)), key=ratio.__getitem__)
 
 
-class _DropSearch:
-    """Best-first search over the size of the largest dropped layer."""
-
-    def __init__(self, items: _Items, *, is_exact: bool) -> None:
-        self.items, self.is_exact = items, is_exact
-        self.largest_sizes = [int(size) for size in np.unique(items.sizes)]
-        # Dropping everything always fits.
-        self.best = Cover(np.arange(len(items.positions)), int(items.sizes.sum()), int(items.costs.sum()))
-        self.best_largest = self.largest_sizes[-1]
-        self.work = 0
-
-    def run(self) -> Choice:
-        open_intervals: list[tuple[int, int, int]] = []
-        self._open(0, len(self.largest_sizes) - 1, open_intervals)
-        proven = self.best.cost
-        while open_intervals:
-            lower_bound, first, last = heapq.heappop(open_intervals)
-            if lower_bound > self.best.cost or (lower_bound == self.best.cost and not self.is_exact):
-                break
-            if self._is_done(min(lower_bound, proven)):
-                proven = min(lower_bound, proven)
-                break
-            if first == last:
-                proven = min(proven, max(lower_bound, self._solve(self.largest_sizes[first])))
-            else:
-                middle = (first + last) // 2
-                self._open(first, middle, open_intervals)
-                self._open(middle + 1, last, open_intervals)
-        proven = min(proven, self.best.cost)
-        gap = 0.0 if proven == self.best.cost else (self.best.cost - proven) / proven
-        return Choice([self.items.positions[i] for i in self.best.positions], gap)
-
-    def _is_done(self, proven: int) -> bool:
-        return self.work > _LARGEST_WORK or (self.work > _USUAL_WORK and not self._is_too_loose(proven))
-
-    def _is_too_loose(self, proven: int) -> bool:
-        """Return whether a plan proved to cost at least ``proven`` could be further from the best than is allowed."""
-        return self.best.cost - proven > (0 if self.is_exact else LARGEST_GAP * proven)
-
-    def _open(self, first: int, last: int, open_intervals: list[tuple[int, int, int]]) -> None:
-        """Bound the sizes ``first`` to ``last``, and try what rounding the bound up gives for the last one."""
-        smallest, largest = self.largest_sizes[first], self.largest_sizes[last]
-        is_allowed = self.items.sizes <= largest
-        sizes = np.where(is_allowed, self.items.sizes, 0)
-        costs = np.where(is_allowed, self.items.costs, 0)
-        self.work += len(sizes)
-        rounded = find_break(sizes, costs, self.items.excess + largest)
-        if rounded is not None:
-            taken = np.flatnonzero(is_allowed[: rounded.position + 1])
-            self._offer(Cover(taken, int(sizes[taken].sum()), int(costs[taken].sum())), largest)
-        relaxed = rounded if first == last else find_break(sizes, costs, self.items.excess + smallest)
-        if relaxed is not None:
-            heapq.heappush(open_intervals, (relaxed.lower_bound, first, last))
-
-    def _solve(self, largest: int) -> int:
-        """Search the covers whose items are no larger than ``largest``; return a proven bound on their cost."""
-        allowed = np.flatnonzero(self.items.sizes <= largest)
-        # What the best plan would weigh here if it had the same peak; it decides between equal costs.
-        weight_to_beat = self.best.weight - self.best_largest + largest
-        search = cheapest_cover(
-            self.items.sizes[allowed],
-            self.items.costs[allowed],
-            demand=self.items.excess + largest,
-            known_cost=self.best.cost,
-            known_weight=weight_to_beat,
-            work_limit=_LARGEST_WORK - self.work if self.is_exact else _USUAL_WORK,
-        )
-        self.work += search.work
-        if search.best is not None:
-            cover = search.best
-            self._offer(Cover(allowed[cover.positions], cover.weight, cover.cost), largest)
-        return search.lower_bound
-
-    def _offer(self, cover: Cover, largest: int) -> None:
-        """Take ``cover`` if it is cheaper than the best, or as cheap with fewer bytes at the peak."""
-        if (cover.cost, largest - cover.weight) < (self.best.cost, self.best_largest - self.best.weight):
-            self.best, self.best_largest = cover, largest
-
-
 def _earliest_of_equals(
     dropped_positions: Sequence[int], sizes_bytes: Sequence[int], flops: Sequence[int]
 ) -> list[int]:
     """Return the same number of layers of each size and cost, but always the earliest ones."""
-    still_to_drop: dict[tuple[int, int], int] = {}
-    for position in dropped_positions:
-        kind = (sizes_bytes[position], flops[position])
-        still_to_drop[kind] = still_to_drop.get(kind, 0) + 1
+    still_to_drop = Counter((sizes_bytes[position], flops[position]) for position in dropped_positions)
     earliest = []
     for position, kind in enumerate(zip(sizes_bytes, flops, strict=True)):
-        if still_to_drop.get(kind, 0):
+        if still_to_drop[kind]:
             still_to_drop[kind] -= 1
             earliest.append(position)
     return earliest
