@@ -7,6 +7,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 from functools import cache
 from math import comb
 
@@ -22,10 +23,7 @@ from memfit.layers.checkpointing.backward_sweep import (
     Restore,
     Reverse,
     Store,
-    Take,
     backward_sweep,
-    binomial_sweep,
-    states_worth_keeping,
 )
 from memfit.layers.checkpointing.revolve import (
     advances,
@@ -48,9 +46,6 @@ def judge(actions: Iterable[Action], num_layers: int, num_slots: int, stored: It
             case Restore(state):
                 assert state == 0 or state in slots, f"{action}: nothing is held"
                 working = state
-            case Take(state):
-                slots.remove(state)
-                working = state
             case Forward(start, stop):
                 assert working == start < stop <= num_layers, f"{action} from state {working}"
                 runs.update(range(start, stop))
@@ -67,6 +62,26 @@ def judge(actions: Iterable[Action], num_layers: int, num_slots: int, stored: It
     assert layers_to_reverse == []
     assert slots == set()
     return runs
+
+
+def binomial_sweep(num_layers: int, num_slots: int) -> Iterator[Action]:
+    """A forward pass that stores the binomial states, and the backward sweep from there."""
+    stored = binomial_states(num_layers, num_slots)
+    yield Restore(0)
+    for start, stop in itertools.pairwise((0, *stored)):
+        yield Forward(start, stop)
+        yield Store(stop)
+    if num_layers:
+        yield Forward(stored[-1] if stored else 0, num_layers)
+    yield from backward_sweep(num_layers, num_slots, stored)
+
+
+LETTERS = {Restore: "R", Forward: "F", Store: "S", Free: "D", Reverse: "B"}
+
+
+def written(actions: Iterable[Action]) -> str:
+    """The actions as letters and states, such as F0-3 for a run from state 0 to 3."""
+    return " ".join(LETTERS[type(action)] + "-".join(map(str, astuple(action))) for action in actions)
 
 
 @cache
@@ -186,16 +201,16 @@ def test_a_binomial_sweep_is_lawful_and_makes_the_promised_calls(num_layers: int
         (0, 3, "R0"),
         (1, 0, "R0 F0-1 R0 B0"),
         (3, 0, "R0 F0-3 R0 F0-2 B2 R0 F0-1 B1 R0 B0"),
-        (3, 2, "R0 F0-1 S1 F1-2 S2 F2-3 T2 B2 T1 B1 R0 B0"),
+        (3, 2, "R0 F0-1 S1 F1-2 S2 F2-3 R2 D2 B2 R1 D1 B1 R0 B0"),
         (
             6,
             2,
-            "R0 F0-3 S3 F3-5 S5 F5-6 T5 B5 R3 F3-4 B4 T3 B3 R0 F0-1 S1 F1-2 B2 T1 B1 R0 B0",
+            "R0 F0-3 S3 F3-5 S5 F5-6 R5 D5 B5 R3 F3-4 B4 R3 D3 B3 R0 F0-1 S1 F1-2 B2 R1 D1 B1 R0 B0",
         ),
     ],
 )
 def test_small_sweeps_read_as_written_down(num_layers: int, num_slots: int, expected: str) -> None:
-    assert " ".join(map(str, binomial_sweep(num_layers, num_slots))) == expected
+    assert written(binomial_sweep(num_layers, num_slots)) == expected
 
 
 def test_actions_have_readable_reprs() -> None:
@@ -238,13 +253,17 @@ def kept_only(num_layers: int, num_slots: int, kept: tuple[int, ...]) -> int:
 
 
 @given(st.integers(1, 40), st.integers(0, 7), st.data())
-def test_a_backward_sweep_is_lawful_from_any_states_and_keeps_the_best_ones(
+def test_a_backward_sweep_is_lawful_from_any_states_and_gives_up_the_lowest_while_that_saves_calls(
     num_layers: int, num_slots: int, data: st.DataObject
 ) -> None:
     stored = sorted(data.draw(st.sets(st.integers(1, num_layers), max_size=num_slots)))
     calls = judge(backward_sweep(num_layers, num_slots, stored), num_layers, num_slots, stored).total()
-    useful = [state for state in stored if state < num_layers]
-    assert calls == min(kept_only(num_layers, num_slots, kept) for kept in subsets(useful, len(useful)))
+    useful = tuple(state for state in stored if state < num_layers)
+    fewest = kept_only(num_layers, num_slots, useful)
+    while useful and kept_only(num_layers, num_slots, useful[1:]) < fewest:
+        useful = useful[1:]
+        fewest = kept_only(num_layers, num_slots, useful)
+    assert calls == fewest
 
 
 def test_settling_at_the_start_what_to_keep_costs_at_most_two_calls_on_small_chains() -> None:
@@ -256,9 +275,21 @@ def test_settling_at_the_start_what_to_keep_costs_at_most_two_calls_on_small_cha
     assert excess == {0: 191, 1: 4, 2: 1}
 
 
-def test_a_state_next_to_the_input_gives_up_its_slot_to_a_long_segment() -> None:
-    assert states_worth_keeping([1], 100, 1) == ()
-    assert states_worth_keeping([87], 100, 1) == (87,)
+def test_boundaries_with_a_slot_each_cost_at_most_two_percent_more_calls_than_the_best_of_them() -> None:
+    for num_layers, interval in itertools.product(range(2, 13), range(1, 7)):
+        boundaries = [layer + 1 for layer in range(0, num_layers - 1, interval)]
+        num_slots = len(boundaries)
+        calls = judge(backward_sweep(num_layers, num_slots, boundaries), num_layers, num_slots, boundaries).total()
+        fewest = min(kept_only(num_layers, num_slots, kept) for kept in subsets(boundaries, num_slots))
+        assert num_layers + calls <= 1.02 * (num_layers + fewest)
+
+
+@pytest.mark.parametrize(
+    ("stored", "given_up"),
+    [((1,), "D1"), ((87,), "R87")],
+)
+def test_a_state_next_to_the_input_gives_up_its_slot_to_a_long_segment(stored: tuple[int], given_up: str) -> None:
+    assert written(backward_sweep(100, 1, stored)).split()[0] == given_up
 
 
 def test_a_segment_that_fits_the_empty_slots_is_replayed_once() -> None:

@@ -26,9 +26,6 @@ class HeldArray(Protocol):
     def value(self) -> Any:
         """The activation, as an array of the caller's own: what is done to it does not reach the store."""
 
-    def take(self) -> Any:
-        """The activation; the stored array itself if possible. Nothing else may be called afterwards."""
-
 
 class Snapshot:
     """An array held bit for bit, as it was when it was handed in."""
@@ -39,9 +36,6 @@ class Snapshot:
 
     def value(self) -> Any:
         return independent_copy(self._array)
-
-    def take(self) -> Any:
-        return self._array
 
 
 def num_bytes_of(array: Any, what: str) -> int:

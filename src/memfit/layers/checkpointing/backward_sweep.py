@@ -1,16 +1,17 @@
-"""A sweep over a chain, as data: what to run, what to hold and what to let go, in which order.
+"""A backward sweep over a chain, as data: what to run, what to hold and what to let go, in which order.
 
 State k is the output of the first k layers of the chain, so state 0 is the input and layer k turns state k
-into state k + 1. Actions name states; the code that runs them has the arrays. The
-vocabulary is closed: ``Restore``, ``Take``, ``Forward``, ``Store``, ``Free`` and ``Reverse``.
+into state k + 1. Actions name states; the code that runs them has the arrays. The vocabulary is closed:
+``Restore``, ``Forward``, ``Store``, ``Free`` and ``Reverse``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from memfit.layers.checkpointing.revolve import advances, binomial_states, optimal_stride
+from memfit.layers.checkpointing.revolve import advances, optimal_stride
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +19,6 @@ class Restore:
     """Make a copy of a held state the working activation. The input, state 0, is always held."""
 
     state: int
-
-    def __str__(self) -> str:
-        return f"R{self.state}"
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Move a stored state out of its slot, which is free from then on, and make it the working activation."""
-
-    state: int
-
-    def __str__(self) -> str:
-        return f"T{self.state}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +28,6 @@ class Forward:
     start: int
     stop: int
 
-    def __str__(self) -> str:
-        return f"F{self.start}-{self.stop}"
-
 
 @dataclass(frozen=True, slots=True)
 class Store:
@@ -50,18 +35,12 @@ class Store:
 
     state: int
 
-    def __str__(self) -> str:
-        return f"S{self.state}"
-
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Give up a stored state that the sweep does better without."""
+    """Give up a stored state, whose slot is free from then on."""
 
     state: int
-
-    def __str__(self) -> str:
-        return f"D{self.state}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +49,8 @@ class Reverse:
 
     layer: int
 
-    def __str__(self) -> str:
-        return f"B{self.layer}"
 
-
-Action = Restore | Take | Forward | Store | Free | Reverse
-
-
-def binomial_sweep(num_layers: int, num_slots: int) -> Iterator[Action]:
-    """A whole forward and backward sweep, with the minimal number of forward calls, ``revolve.forward_calls``."""
-    stored = binomial_states(num_layers, num_slots)
-    yield Restore(0)
-    state = 0
-    for stop in stored:
-        yield Forward(state, stop)
-        yield Store(stop)
-        state = stop
-    if state < num_layers:
-        yield Forward(state, num_layers)
-    yield from backward_sweep(num_layers, num_slots, stored)
+Action = Restore | Forward | Store | Free | Reverse
 
 
 def backward_sweep(num_layers: int, num_slots: int, stored: Sequence[int]) -> Iterator[Action]:
@@ -96,21 +58,19 @@ def backward_sweep(num_layers: int, num_slots: int, stored: Sequence[int]) -> It
 
     ``stored`` is ascending, within 1 … num_layers, and not longer than ``num_slots``. Empty
     slots, and those the sweep empties, take states inside the segment at hand, so a segment that fits the
-    empty slots is replayed once. No sweep that settles at its start which stored states to keep makes fewer
-    forward calls; from ``binomial_states``, none at all does.
+    empty slots is replayed once. From ``binomial_states``, no sweep makes fewer forward calls.
     """
     # The chain's output is no layer's input, so a stored one only takes up a slot.
     useful = [state for state in stored if state < num_layers]
-    kept = states_worth_keeping(useful, num_layers, num_slots)
+    kept = _states_worth_keeping(useful, num_layers, num_slots)
     for state in sorted(set(stored).difference(kept)):
         yield Free(state)
     held = [0, *kept]
     for layer in range(num_layers - 1, -1, -1):
         state = held[-1]
+        yield Restore(state)
         if state == layer and state > 0:
-            yield Take(held.pop())
-        else:
-            yield Restore(state)
+            yield Free(held.pop())
         while state < layer:
             num_free = num_slots - (len(held) - 1)
             stop = layer if num_free == 0 else state + optimal_stride(layer + 1 - state, num_free + 1)
@@ -122,39 +82,16 @@ def backward_sweep(num_layers: int, num_slots: int, stored: Sequence[int]) -> It
         yield Reverse(layer)
 
 
-def states_worth_keeping(stored: Sequence[int], num_layers: int, num_slots: int) -> tuple[int, ...]:
-    """The stored states that a backward sweep keeps to need the fewest forward calls; the others give up
-    their slots.
+def _states_worth_keeping(stored: Sequence[int], num_layers: int, num_slots: int) -> Sequence[int]:
+    """Return the stored states without the lowest ones, as long as giving these up saves forward calls.
 
-    A slot given up helps every segment above it and costs the segments it parted, so a state can be worth
-    more as an empty slot. ``stored`` is ascending, within 1 … num_layers - 1, and not longer than
-    ``num_slots``. The choice is exact: a shortest path over (kept state, number given up below it), which
-    ends when giving up more cannot pay.
+    A slot given up helps every segment above its state: one next to the input is worth more empty.
     """
-    if not stored:
-        return ()
-    bounds = (0, *stored, num_layers)
-    last = len(bounds) - 1
-    calls: dict[tuple[int, int], int] = {(0, 0): 0}
-    kept_before: dict[tuple[int, int], int] = {}
-    best_given_up = 0
-    for given_up in range(last):
-        # Each state that is not held is computed at least once, so with so few kept nothing is below this:
-        fewest_calls = num_layers - last + given_up
-        if given_up > 0 and calls[last, best_given_up] <= fewest_calls:
-            break
-        for upper in range(given_up + 1, last + 1):
-            num_snapshots = num_slots + 1 - (upper - 1 - given_up)
-            calls[upper, given_up], kept_before[upper, given_up] = min(
-                (calls[lower, before] + advances(bounds[upper] - bounds[lower], num_snapshots), lower)
-                for lower, before in zip(range(upper - 1, -1, -1), range(given_up, -1, -1), strict=False)
-                if (lower, before) in calls
-            )
-        if calls[last, given_up] < calls[last, best_given_up]:
-            best_given_up = given_up
-    kept = []
-    upper, given_up = last, best_given_up
-    while (lower := kept_before[upper, given_up]) > 0:
-        kept.append(bounds[lower])
-        upper, given_up = lower, given_up - (upper - 1 - lower)
-    return tuple(reversed(kept))
+
+    def num_calls(kept: Sequence[int]) -> int:
+        segments = enumerate(pairwise((0, *kept, num_layers)))
+        return sum(advances(upper - lower, num_slots + 1 - num_below) for num_below, (lower, upper) in segments)
+
+    while stored and num_calls(stored[1:]) < num_calls(stored):
+        stored = stored[1:]
+    return stored

@@ -1,7 +1,7 @@
 """The activation checkpointer: runs a chain of layers, holds some activations, recomputes the others.
 
 It serves chains in any array library. A checkpoint, here, is what is stored. How it is held is up to
-``array_snapshot`` and ``half_storage``; where and in which order, up to ``revolve`` and ``sweep``.
+``array_snapshot`` and ``half_storage``; where and in which order, up to ``revolve`` and ``backward_sweep``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memfit.errors import (
     LayerIndexError,
 )
 from memfit.layers.checkpointing.array_snapshot import HeldArray, Snapshot, num_bytes_of
-from memfit.layers.checkpointing.backward_sweep import Forward, Free, Restore, Reverse, Store, Take, backward_sweep
+from memfit.layers.checkpointing.backward_sweep import Forward, Free, Restore, Reverse, Store, backward_sweep
 from memfit.layers.checkpointing.half_storage import hold_in_half
 from memfit.layers.checkpointing.layer_numbers import layer_number, layer_numbers, listed
 from memfit.layers.checkpointing.revolve import binomial_states, even_states
@@ -237,8 +237,6 @@ class ActivationCheckpointer:
             match action:
                 case Restore(state):
                     activation = (kept_input if state == 0 else self._slots[chain[state - 1]]).value()
-                case Take(state):
-                    activation = self._slots.pop(chain[state - 1]).take()
                 case Free(state):
                     del self._slots[chain[state - 1]]
                 case Forward(start, stop):

@@ -46,9 +46,6 @@ class HalfArray:
     def value(self) -> Any:
         return self._rebuild(*self._parts)
 
-    def take(self) -> Any:
-        return self._rebuild(*self._parts)
-
 
 def hold_in_half(array: Any) -> HeldArray:
     """Hold an activation in 16 bits a number where that keeps this module's promise, else bit for bit."""
