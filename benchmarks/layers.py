@@ -23,11 +23,11 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from processor import processor
 from rich.console import Console
 from rich.table import Table
 
 import memfit
+from memfit.environment import processor_name
 from memfit.layers.checkpointing.backward_sweep import backward_sweep
 from memfit.layers.checkpointing.revolve import binomial_states
 from memfit.layers.examples import gpt_layers
@@ -152,7 +152,7 @@ def main() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
     results = {
-        "machine": f"{processor()}, one core, {platform.system()}",
+        "machine": f"{processor_name()}, one core, {platform.system()}",
         "versions": {"memfit": memfit.__version__, "python": platform.python_version(), "numpy": version("numpy")},
         "strategies": measure_strategies(),
         "growth_exponents_of_very_long_lists": measure_growth_of_very_long_lists(),

@@ -28,12 +28,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from processor import processor
 from rich.console import Console
 from rich.table import Table
 from tests.planning.model_families import FAMILIES, chain, llama
 
 import memfit
+from memfit.environment import processor_name
 from memfit.graph.model_profile import Link
 from memfit.planning.known_steps import known_step
 from memfit.planning.planner import frontier, plan
@@ -153,7 +153,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     results = {
-        "machine": f"{processor()}, one core, {platform.system()}",
+        "machine": f"{processor_name()}, one core, {platform.system()}",
         "versions": {
             "memfit": memfit.__version__,
             "python": platform.python_version(),

@@ -159,7 +159,7 @@ def test_what_the_allocator_counts_beyond_the_buffers_is_live_at_the_peak_too() 
     counted = replace(point, peak_bytes=point.peak_bytes + 10**6)
     (plain,) = page_document(ReportData(profile, [point]))["points"]
     (entry,) = page_document(ReportData(profile, [counted]))["points"]
-    assert entry["live_at_peak"] == [["(allocator overhead)", 10**6], *plain["live_at_peak"]]
+    assert entry["live_at_peak"] == [("(allocator overhead)", 10**6), *plain["live_at_peak"]]
     assert entry["num_live_modules"] == plain["num_live_modules"] + 1
 
 
@@ -260,10 +260,10 @@ def test_the_memory_is_divided_into_kinds_that_no_plan_changes() -> None:
     gradient = replace(
         values[-1], name="gradient", storage=92, num_bytes=40, op_index=backward, dies_after=None, saves=()
     )
-    kinds = memory_kinds(replace(profile, values=(batch, *values[1:], weight, state, gradient)))
-    assert (kinds.weights, kinds.batch) == (40, 64)
-    assert kinds.optimizer_state == [80] * ops
-    assert kinds.gradients[: backward + 1] == [0] * backward + [40]
+    kinds = memory_kinds(replace(profile, values=(batch, *values[1:], weight, state, gradient)), range(ops))
+    assert (kinds["weights"], kinds["batch"]) == (40, 64)
+    assert kinds["optimizer_state"] == [80] * ops
+    assert kinds["gradients"][: backward + 1] == [0] * backward + [40]
 
 
 def test_a_compiled_step_is_drawn_by_segments_up_to_its_predicted_peak() -> None:
@@ -287,7 +287,7 @@ def test_sizes_are_listed_with_what_fits() -> None:
     rows = [SizeRow(4, 100, 10.0, is_measured=True), SizeRow(8, None, None)]
     data = ReportData(two_blocks(), frontier(two_blocks()), sizes=SizeCurve(rows, 4, 120, is_throughput=True))
     assert page_document(data)["sizes"] == {
-        "rows": [[4, 100, 10.0, True], [8, None, None, False]],
+        "rows": [(4, 100, 10.0, True), (8, None, None, False)],
         "chosen_size": 4,
         "budget_bytes": 120,
         "is_throughput": True,

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memfit.environment import environment_facts
+from memfit.graph.model_profile import ModelProfile
+from memfit.graph.plan import FrontierPoint, Plan
+from memfit.graph.verification import MethodResult, Verification
+from memfit.report.page import write_page
+from memfit.report.page_data import Mark, ReportData, SizeCurve, SizeRow
+from memfit.report.strategy_marks import strategy_marks
 from memfit.units import format_bytes
 
 if TYPE_CHECKING:
     from memfit.fitted import Fitted
-    from memfit.graph.model_profile import ModelProfile
-    from memfit.graph.plan import FrontierPoint, Plan
-    from memfit.graph.verification import MethodResult, Verification
-    from memfit.report.page_data import Mark, ReportData, SizeCurve
     from memfit.tuning.tuned import Tuned
 
 # With fewer, the drawn line cuts corners at its small end.
@@ -31,11 +34,6 @@ def report_data(
     sizes: SizeCurve | None = None,
 ) -> ReportData:
     """Return what a page shows of ``profile``, its frontier, and where there is one the plan in use."""
-    from memfit.environment import environment_facts
-    from memfit.graph.plan import FrontierPoint
-    from memfit.report.page_data import ReportData
-    from memfit.report.strategy_marks import strategy_marks
-
     measured = [mark for verification in verifications if (mark := _mark_of(verification)) is not None]
     chosen = None if plan is None else FrontierPoint(plan.predicted_peak_bytes, plan.predicted_overhead, plan)
     return ReportData(
@@ -61,7 +59,6 @@ def write_fitted_page(
 ) -> None:
     """Write the page of a fitted model to ``path``: its frontier, its plan, and what was measured."""
     from memfit.cli.stages import frontier_of
-    from memfit.report.page import write_page
 
     data = report_data(
         fitted.profile,
@@ -78,7 +75,6 @@ def write_fitted_page(
 def sizes_of_fitted(fitted: Fitted) -> SizeCurve | None:
     """Return the plans by size of a model that was fitted with batches of which one size varies, None for any other."""
     from memfit.fitted import FittedBySize
-    from memfit.report.page_data import SizeCurve, SizeRow
 
     if not isinstance(fitted, FittedBySize) or len(fitted.plans.largest.sizes) > 1:
         return None
@@ -91,8 +87,6 @@ def sizes_of_fitted(fitted: Fitted) -> SizeCurve | None:
 
 def sizes_of_tuned(tuned: Tuned) -> SizeCurve:
     """Return every size that was tried."""
-    from memfit.report.page_data import SizeCurve, SizeRow
-
     rows = [
         SizeRow(row.size, row.peak_bytes, None if row.plan is None else row.throughput, row.is_measured)
         for row in sorted(tuned.table, key=lambda row: row.size)
@@ -102,7 +96,6 @@ def sizes_of_tuned(tuned: Tuned) -> SizeCurve:
 
 def marks_of_methods(comparison: Sequence[MethodResult]) -> tuple[Mark, ...]:
     """Return a mark for each method that was measured beside the plan, which has a mark of its own."""
-    from memfit.report.page_data import Mark
     from memfit.verification.comparing import PLANNED
 
     return tuple(
@@ -120,8 +113,6 @@ def marks_of_methods(comparison: Sequence[MethodResult]) -> tuple[Mark, ...]:
 
 
 def _mark_of(verification: Verification) -> Mark | None:
-    from memfit.report.page_data import Mark
-
     if verification.overhead is None:
         return None
     budget = "" if verification.budget_bytes is None else f" at {format_bytes(verification.budget_bytes)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from keyword import iskeyword
@@ -59,16 +58,5 @@ def _import_from_file(path: Path, function: str) -> list[str]:
     if name.isidentifier() and not iskeyword(name) and name not in {*sys.stdlib_module_names, *sys.modules}:
         return [*([] if is_here else ["import sys"]), *beside, "import memfit", f"from {name} import {function}"]
     # No import statement finds it.
-    module = f"module_{re.sub(r'[^0-9a-zA-Z_]', '_', name)}"
-    return [
-        "import importlib.util",
-        "import sys",
-        *beside,
-        "",
-        "import memfit",
-        "",
-        f"spec = importlib.util.spec_from_file_location({module!r}, {str(path)!r})",
-        f"sys.modules[{module!r}] = module = importlib.util.module_from_spec(spec)",
-        "spec.loader.exec_module(module)",
-        f"{function} = module.{function}",
-    ]
+    run = f"{function} = runpy.run_path({str(path)!r})[{function!r}]"
+    return ["import runpy", "import sys", *beside, "", "import memfit", "", run]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
 
 from memfit.errors import InvalidParameterError
 from memfit.layers.strategies import (
@@ -19,12 +18,6 @@ from memfit.layers.strategies import (
     SqrtLayers,
 )
 
-
-class _Written(NamedTuple):
-    placeholder: str
-    build: Callable[[str], LayerStrategy]
-
-
 _PLAIN: dict[str, Callable[[], LayerStrategy]] = {
     "none": NoCheckpointing,
     "full": Full,
@@ -32,12 +25,12 @@ _PLAIN: dict[str, Callable[[], LayerStrategy]] = {
     "ffn": FfnOnly,
     "sqrt": SqrtLayers,
 }
-_WITH_NUMBER = {
-    "every-nth": _Written("N", lambda text: EveryNthLayer(int(text))),
-    "largest": _Written("K", lambda text: LargestLayers(int(text))),
-    "selective": _Written("RATIO", lambda text: Selective(float(Fraction(text)))),
+_WITH_NUMBER: dict[str, Callable[[str], LayerStrategy]] = {
+    "every-nth": lambda text: EveryNthLayer(int(text)),
+    "largest": lambda text: LargestLayers(int(text)),
+    "selective": lambda text: Selective(float(Fraction(text))),
 }
-WRITTEN_STRATEGIES = (*_PLAIN, *(f"{name}:{written.placeholder}" for name, written in _WITH_NUMBER.items()))
+WRITTEN_STRATEGIES = (*_PLAIN, "every-nth:N", "largest:K", "selective:RATIO")
 """All forms of a strategy, for help texts and errors."""
 
 
@@ -48,7 +41,7 @@ def parse_strategy(text: str) -> LayerStrategy:
         return _PLAIN[name]()
     if name in _WITH_NUMBER and number:
         try:
-            return _WITH_NUMBER[name].build(number)
+            return _WITH_NUMBER[name](number)
         except (ValueError, ZeroDivisionError, OverflowError):
             pass
     raise InvalidParameterError(f"{text!r} is not a strategy; write one of {', '.join(WRITTEN_STRATEGIES)}")

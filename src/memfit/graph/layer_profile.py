@@ -54,8 +54,8 @@ class LayerMemoryProfile:
         return self.recompute_flops / self.activation_size_bytes
 
 
-def listed_profiles(profiles: Iterable[LayerMemoryProfile]) -> list[LayerMemoryProfile]:
-    """Return ``profiles`` as a list of nothing but profiles."""
+def checked_profiles(profiles: Iterable[LayerMemoryProfile]) -> list[LayerMemoryProfile]:
+    """Return ``profiles`` as a list of profiles with distinct ``layer_idx``."""
     try:
         if isinstance(profiles, (str, bytes)):
             raise TypeError
@@ -64,25 +64,16 @@ def listed_profiles(profiles: Iterable[LayerMemoryProfile]) -> list[LayerMemoryP
         raise InvalidParameterError(
             f"profiles must be a list of LayerMemoryProfile, one per layer; got {shown(profiles)}"
         ) from None
-    listed = list(entries)
-    # Lists are long and nearly always right: the whole list is checked at once, and searched only for the message.
-    if not set(map(type, listed)) <= {LayerMemoryProfile}:
-        for position, profile in enumerate(listed):
-            if not isinstance(profile, LayerMemoryProfile):
-                raise InvalidParameterError(f"profiles[{position}] must be a LayerMemoryProfile; got {shown(profile)}")
-    return listed
-
-
-def checked_profiles(profiles: Iterable[LayerMemoryProfile]) -> list[LayerMemoryProfile]:
-    """Return ``profiles`` as a list of profiles with distinct ``layer_idx``."""
-    listed = listed_profiles(profiles)
-    if len({profile.layer_idx for profile in listed}) < len(listed):
-        position_of: dict[int, int] = {}
-        for position, profile in enumerate(listed):
-            first = position_of.setdefault(profile.layer_idx, position)
-            if first != position:
-                raise InvalidParameterError(
-                    f"layer_idx {profile.layer_idx} is given twice, in profiles[{first}] and profiles[{position}]; "
-                    "each layer needs its own layer_idx"
-                )
-    return listed
+    checked: list[LayerMemoryProfile] = []
+    position_of: dict[int, int] = {}
+    for position, profile in enumerate(entries):
+        if not isinstance(profile, LayerMemoryProfile):
+            raise InvalidParameterError(f"profiles[{position}] must be a LayerMemoryProfile; got {shown(profile)}")
+        first = position_of.setdefault(profile.layer_idx, position)
+        if first != position:
+            raise InvalidParameterError(
+                f"layer_idx {profile.layer_idx} is given twice, in profiles[{first}] and profiles[{position}]; "
+                "each layer needs its own layer_idx"
+            )
+        checked.append(profile)
+    return checked

@@ -13,7 +13,7 @@ from itertools import compress
 from typing import NoReturn
 
 from memfit.errors import EmptyProfilesError, InvalidParameterError, LayerIndexError
-from memfit.graph.layer_profile import LayerMemoryProfile, checked_profiles, listed_profiles
+from memfit.graph.layer_profile import LayerMemoryProfile, checked_profiles
 from memfit.graph.records import Count, Gap
 from memfit.layers.strategies import LayerStrategy
 from memfit.validation import shown
@@ -144,7 +144,7 @@ def _matched(
     profiles: Iterable[LayerMemoryProfile], plan: CheckpointPlan
 ) -> tuple[list[LayerMemoryProfile], list[bool]]:
     """Return the layers and whether each is dropped, after checking that ``plan`` names each of them once."""
-    layers = listed_profiles(profiles)
+    layers = checked_profiles(profiles)
     if not isinstance(plan, CheckpointPlan):
         raise InvalidParameterError(
             f"plan must be a CheckpointPlan, as build_checkpoint_plan returns; got {shown(plan)}"
@@ -161,7 +161,6 @@ def _matched(
         ) from None
     # As many names as layers, and every layer among them: then neither side has a repetition or a stranger.
     if not num_named == len(named) == len(layers) or named != set(layer_indices):
-        checked_profiles(layers)
         _refuse_plan([*plan.checkpointed_layers, *plan.saved_layers], layer_indices)
     return layers, [layer_idx in dropped for layer_idx in layer_indices]
 

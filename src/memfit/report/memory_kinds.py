@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 from memfit.graph.model_profile import ModelProfile, Phase
 from memfit.graph.plan import Plan
-from memfit.infeasible_budget import bytes_from_before
+from memfit.infeasible_budget import LiveBytes, bytes_from_before
 from memfit.planning.simulate.walk import Walk
 from memfit.planning.step import Step
 from memfit.report.plan_effect import offloading_of, recomputed_values
@@ -18,18 +19,11 @@ _MOST_LOOKS = 60_000
 _NUM_NAMED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryKinds:
-    """Bytes that no plan changes: what exists before the step, and what has been made by each op and outlives it."""
+def memory_kinds(profile: ModelProfile, at_ops: Sequence[int]) -> dict[str, Any]:
+    """Return the bytes that no plan changes, by kind: what exists before the step, and what ops make and outlives it.
 
-    weights: int
-    batch: int
-    optimizer_state: list[int]
-    gradients: list[int]
-
-
-def memory_kinds(profile: ModelProfile) -> MemoryKinds:
-    """Return what the memory of the plain step consists of besides activations."""
+    Of optimizer state and gradients, these are the bytes after each of ``at_ops``.
+    """
     num_ops = len(profile.ops)
     before = bytes_from_before(profile)
     made: dict[str, list[int]] = {"optimizer state": [0] * num_ops, "gradients": [0] * num_ops}
@@ -41,15 +35,16 @@ def memory_kinds(profile: ModelProfile) -> MemoryKinds:
         if kind is not None:
             made[kind][value.op_index] += value.num_bytes
             seen.add(value.storage)
-    return MemoryKinds(
-        weights=before["weights"],
-        batch=before["batch"],
-        optimizer_state=_running_sum(before["optimizer state"], made["optimizer state"]),
-        gradients=_running_sum(before["gradients"], made["gradients"]),
-    )
+    so_far = {kind: list(accumulate(num_bytes, initial=before[kind])) for kind, num_bytes in made.items()}
+    return {
+        "weights": before["weights"],
+        "batch": before["batch"],
+        "optimizer_state": [so_far["optimizer state"][op + 1] for op in at_ops],
+        "gradients": [so_far["gradients"][op + 1] for op in at_ops],
+    }
 
 
-def named_samples(step: Step, plan: Plan) -> list[tuple[int, list[tuple[str, int]]]]:
+def named_samples(step: Step, plan: Plan) -> list[tuple[int, tuple[LiveBytes, ...]]]:
     """Return at some ops of the step what is live there under ``plan``, by module, the largest first."""
     num_samples = max(1, min(MOST_SAMPLES, _MOST_LOOKS // max(len(step.profile.values), 1), step.num_ops))
     if not step.num_ops:
@@ -58,13 +53,8 @@ def named_samples(step: Step, plan: Plan) -> list[tuple[int, list[tuple[str, int
     samples = []
     for number in range(num_samples):
         op_index = number * (step.num_ops - 1) // max(num_samples - 1, 1)
-        live = walk.live_at(int(walk.position_of_op[op_index]))
-        samples.append((op_index, [(entry.module, entry.num_bytes) for entry in live[:_NUM_NAMED]]))
+        samples.append((op_index, walk.live_at(int(walk.position_of_op[op_index]))[:_NUM_NAMED]))
     return samples
 
 
 _MADE_IN = {Phase.BACKWARD: "gradients", Phase.OPTIMIZER: "optimizer state"}
-
-
-def _running_sum(start: int, increments: list[int]) -> list[int]:
-    return list(accumulate(increments, initial=start))[1:]

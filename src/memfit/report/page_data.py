@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from memfit.graph.model_profile import ModelProfile
 from memfit.graph.plan import FrontierPoint
@@ -25,8 +26,7 @@ class Mark:
     overhead_quartiles: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SizeRow:
+class SizeRow(NamedTuple):
     """One size of the batch: its peak, and its samples per second or its overhead; None where no plan fits."""
 
     size: int

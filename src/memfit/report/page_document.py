@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ def page_document(data: ReportData) -> dict[str, Any]:
         "is_compiled": is_compiled,
         **(_in_segments(data, step, points) if is_compiled else _in_values(data, step, points)),
         "plans": _packed([plan_text(point.plan) for point in points]),
-        "sizes": data.sizes and asdict(data.sizes) | {"rows": [list(astuple(row)) for row in data.sizes.rows]},
+        "sizes": data.sizes and asdict(data.sizes),
         "marks": [asdict(mark) for mark in data.marks],
     }
 
@@ -60,7 +60,7 @@ def _in_values(data: ReportData, step: Step, points: Sequence[FrontierPoint]) ->
             "first_ops": first_ops,
             "phases": _phases(step),
             "plain_bytes": _downsampled(simulated(step, set()).timeline_bytes, first_ops),
-            "kinds": _kinds(data, first_ops),
+            "kinds": memory_kinds(data.profile, first_ops),
         },
         "points": [_point_entry(step, point, blocks, first_ops) for point in points],
     }
@@ -74,7 +74,7 @@ def _in_segments(data: ReportData, step: Step, points: Sequence[FrontierPoint]) 
         "blocks": compiled.labels,
         "block_kinds": compiled.kinds,
         "values": {column: [] for column in _VALUE_COLUMNS},
-        "timeline": compiled.timeline(_kinds(data, [0][: step.num_ops])),
+        "timeline": compiled.timeline(memory_kinds(data.profile, [0][: step.num_ops])),
         "points": [compiled.point_entry(point, step.resident_bytes) for point in points],
     }
 
@@ -177,16 +177,6 @@ def _bucket_starts(num_ops: int) -> list[int]:
     return list(range(0, num_ops, ops_per_point))
 
 
-def _kinds(data: ReportData, first_ops: list[int]) -> dict[str, Any]:
-    kinds = memory_kinds(data.profile)
-    return {
-        "weights": kinds.weights,
-        "batch": kinds.batch,
-        "optimizer_state": [kinds.optimizer_state[op] for op in first_ops],
-        "gradients": [kinds.gradients[op] for op in first_ops],
-    }
-
-
 def _packed(texts: Sequence[str]) -> dict[str, Any]:
     """Return the ``texts`` compressed, for the page to unpack when one is downloaded.
 
@@ -226,10 +216,7 @@ def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_op
         "peak_op_index": simulation.peak_op_index,
         "peak_op": ops[simulation.peak_op_index].op if ops else "",
         "num_live_modules": len(live),
-        "live_at_peak": [[entry.module, entry.num_bytes] for entry in live[:MOST_LIVE_MODULES]],
+        "live_at_peak": live[:MOST_LIVE_MODULES],
         "other_live_bytes": sum(entry.num_bytes for entry in live[MOST_LIVE_MODULES:]),
-        "live_samples": [
-            [op_index, [[module, num_bytes] for module, num_bytes in live_there]]
-            for op_index, live_there in named_samples(step, point.plan)
-        ],
+        "live_samples": named_samples(step, point.plan),
     }

@@ -48,7 +48,6 @@ def fit(
 
     [dim]memfit fit memfit.models:gpt --arg layers=12 --budget 300MiB --html page.html[/]
     """
-    from memfit.cli.pages import write_fitted_page
     from memfit.cli.stages import compared, engine_in_words, fitted, target_to_run
     from memfit.cli.target import source_files
 
@@ -68,6 +67,8 @@ def fit(
     if output is not None:
         result.plan.save(output)
     if html is not None:
+        from memfit.cli.pages import write_fitted_page
+
         write_fitted_page(html, target, result, host_budget=options["host_budget"], comparison=comparison)
     engine = engine_in_words()
     if as_json:

@@ -46,7 +46,6 @@ def tune(
 
     [dim]memfit tune training.py:model_and_batches --budget 20GiB[/]
     """
-    from memfit.cli.pages import sizes_of_tuned, write_fitted_page
     from memfit.cli.stages import target_to_run, tuned
     from memfit.cli.target import source_files
 
@@ -66,6 +65,8 @@ def tune(
     if output is not None:
         result.fitted.plan.save(output)
     if html is not None:
+        from memfit.cli.pages import sizes_of_tuned, write_fitted_page
+
         curve = sizes_of_tuned(result)
         write_fitted_page(html, target, result.fitted, host_budget=wanted_on_host, sizes=curve)
     if as_json:

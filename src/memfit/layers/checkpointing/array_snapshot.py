@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import operator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,26 +17,26 @@ from memfit.errors import InvalidParameterError
 from memfit.validation import shown
 
 
-class HeldArray(Protocol):
-    """An activation in store."""
+class HeldArray:
+    """An activation in store, as arrays of which ``rebuild`` makes an array of the caller's own.
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes that are held, which may be fewer than those of the activation."""
+    What is done to that array does not reach the store. ``nbytes`` are the bytes that are held, which may be fewer
+    than those of the activation.
+    """
 
-    def value(self) -> Any:
-        """The activation, as an array of the caller's own: what is done to it does not reach the store."""
-
-
-class Snapshot:
-    """An array held bit for bit, as it was when it was handed in."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = independent_copy(array)
-        self.nbytes = num_bytes_of(self._array, "the copy of an activation")
+    def __init__(self, parts: tuple[Any, ...], rebuild: Callable[..., Any]) -> None:
+        self._parts = parts
+        self._rebuild = rebuild
+        self.nbytes = sum(num_bytes_of(part, "the copy of an activation") for part in parts)
 
     def value(self) -> Any:
-        return independent_copy(self._array)
+        """Return the activation."""
+        return self._rebuild(*self._parts)
+
+
+def snapshot(array: Any) -> HeldArray:
+    """Hold an array bit for bit, as it is now."""
+    return HeldArray((independent_copy(array),), independent_copy)
 
 
 def num_bytes_of(array: Any, what: str) -> int:

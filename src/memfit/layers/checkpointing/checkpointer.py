@@ -16,7 +16,7 @@ from memfit.errors import (
     InvalidParameterError,
     LayerIndexError,
 )
-from memfit.layers.checkpointing.array_snapshot import HeldArray, Snapshot, num_bytes_of
+from memfit.layers.checkpointing.array_snapshot import HeldArray, num_bytes_of, snapshot
 from memfit.layers.checkpointing.backward_sweep import Forward, Free, Restore, Reverse, Store, backward_sweep
 from memfit.layers.checkpointing.half_storage import hold_in_half
 from memfit.layers.checkpointing.layer_numbers import layer_number, layer_numbers, listed
@@ -166,7 +166,7 @@ class ActivationCheckpointer:
         to_store = self._layers_to_store(chain)
         self.clear()
         try:
-            self._input = Snapshot(input)
+            self._input = snapshot(input)
             self._chain = chain
             activation = input
             for layer in chain:
@@ -250,7 +250,7 @@ class ActivationCheckpointer:
         return gradient
 
     def _store(self, layer: int, activation: Any) -> None:
-        self._slots[layer] = (hold_in_half if self._config.use_mixed_precision else Snapshot)(activation)
+        self._slots[layer] = (hold_in_half if self._config.use_mixed_precision else snapshot)(activation)
         self._highest_layer_saved = max(self._highest_layer_saved, layer)
 
     def _layers_to_store(self, chain: tuple[int, ...]) -> frozenset[int]:

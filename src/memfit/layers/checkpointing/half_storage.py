@@ -28,39 +28,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memfit.layers.checkpointing.array_snapshot import HeldArray, Snapshot, num_bytes_of
+from memfit.layers.checkpointing.array_snapshot import HeldArray, snapshot
 
 LARGEST = (2.0 - 2.0**-7) * 2.0**127
 SMALLEST = 2.0**-133
 _FLOAT32_LARGEST = float(np.finfo(np.float32).max)
 
 
-class HalfArray:
-    """An activation held in parts of 16 bits a number; ``rebuild`` returns it in its own type."""
-
-    def __init__(self, parts: tuple[Any, ...], rebuild: Callable[..., Any]) -> None:
-        self._parts = parts
-        self._rebuild = rebuild
-        self.nbytes = sum(num_bytes_of(part, "a part of an activation") for part in parts)
-
-    def value(self) -> Any:
-        return self._rebuild(*self._parts)
-
-
 def hold_in_half(array: Any) -> HeldArray:
     """Hold an activation in 16 bits a number where that keeps this module's promise, else bit for bit."""
     held: HeldArray | None = None
-    if isinstance(array, np.generic | np.ndarray):
+    if isinstance(array, np.generic):
+        # NumPy's functions return a scalar where an array has no axes.
+        held = _hold_numpy(np.asarray(array), lambda restored: restored[()])
+    elif isinstance(array, np.ndarray):
         # A subclass, a masked array say, has more to it than its numbers.
-        held = _hold_numpy(array) if isinstance(array, np.generic) or type(array) is np.ndarray else None
+        held = _hold_numpy(array, lambda restored: restored) if type(array) is np.ndarray else None
     elif all(hasattr(array, name) for name in ("bfloat16", "is_floating_point", "is_complex", "element_size")):
-        held = _hold_torch_like(array)
+        held = _hold_torch_like(array.detach())
     elif hasattr(array, "__array__"):
         held = _hold_through_numpy(array)
-    return Snapshot(array) if held is None else held
+    return snapshot(array) if held is None else held
 
 
-def encode(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16] | None:
+def _encode(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16] | None:
     """The 16-bit form of a real floating array, or None where a finite element is beyond float32's range."""
     if array.dtype.itemsize > 4 and bool(np.any(np.isfinite(array) & (np.abs(array) > _FLOAT32_LARGEST))):
         return None
@@ -75,22 +66,26 @@ def encode(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16] | None:
     return np.asarray(halves, dtype=np.uint16)
 
 
-def decode(halves: npt.NDArray[np.uint16], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The numbers of a 16-bit form, in their own type."""
-    return np.asarray((halves.astype(np.uint32) << 16).view(np.float32).astype(dtype))
+def _decode(halves: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """The numbers of a 16-bit form."""
+    return np.asarray((halves.astype(np.uint32) << 16).view(np.float32))
 
 
-def _hold_numpy(array: Any) -> HalfArray | None:
-    whole = np.asarray(array)
-    if not _is_wide_numpy(whole.dtype):
+def _hold_numpy(whole: npt.NDArray[Any], finish: Callable[[Any], Any]) -> HeldArray | None:
+    dtype, is_complex = whole.dtype, whole.dtype.kind == "c"
+    if dtype.kind not in "fc" or dtype.itemsize <= (4 if is_complex else 2):
         return None
-    # An array stays an array and a scalar a scalar: NumPy's functions return a scalar where an array has no
-    # axes.
-    unpack = (lambda restored: restored) if isinstance(array, np.ndarray) else (lambda restored: restored[()])
-    return _hold_numpy_parts(whole, unpack)
+
+    def rebuild(real: npt.NDArray[np.uint16], *imaginary: npt.NDArray[np.uint16]) -> Any:
+        restored = _decode(real).astype(dtype)
+        for part in imaginary:
+            restored.imag[...] = _decode(part)
+        return finish(restored)
+
+    return _held((whole.real, whole.imag) if is_complex else (whole,), _encode, rebuild)
 
 
-def _hold_through_numpy(array: Any) -> HalfArray | None:
+def _hold_through_numpy(array: Any) -> HeldArray | None:
     convert_back = array.__array_namespace__().asarray if hasattr(array, "__array_namespace__") else type(array)
     try:
         whole = np.asarray(array)
@@ -98,50 +93,27 @@ def _hold_through_numpy(array: Any) -> HalfArray | None:
         returned = convert_back(whole)
     except Exception:
         return None
-    if type(returned) is not type(array) or not _is_wide_numpy(whole.dtype):
-        return None
-    return _hold_numpy_parts(whole, convert_back)
+    return _hold_numpy(whole, convert_back) if type(returned) is type(array) else None
 
 
-def _hold_numpy_parts(whole: npt.NDArray[Any], finish: Callable[[Any], Any]) -> HalfArray | None:
-    is_real = whole.dtype.kind == "f"
-    parts = (whole,) if is_real else (whole.real, whole.imag)
-    number, dtype = parts[0].dtype, whole.dtype
-
-    def rebuild(*halves: npt.NDArray[np.uint16]) -> Any:
-        numbers = [decode(part, number) for part in halves]
-        return finish(numbers[0] if is_real else _complex(numbers[0].astype(dtype), numbers[1]))
-
-    return _held(parts, encode, rebuild)
-
-
-def _is_wide_numpy(dtype: np.dtype[Any]) -> bool:
-    return (dtype.kind == "f" and dtype.itemsize > 2) or (dtype.kind == "c" and dtype.itemsize > 4)
-
-
-def _hold_torch_like(array: Any) -> HalfArray | None:
-    whole = array.detach()
-    dtype, size, is_complex = whole.dtype, whole.element_size(), whole.is_complex()
-    if not (whole.is_floating_point() and size > 2) and not (is_complex and size > 4):
+def _hold_torch_like(whole: Any) -> HeldArray | None:
+    dtype, is_complex = whole.dtype, whole.is_complex()
+    if not (whole.is_floating_point() or is_complex) or whole.element_size() <= (4 if is_complex else 2):
         return None
 
-    def rebuild(*halves: Any) -> Any:
-        first = halves[0].to(dtype)
-        return _complex(first, halves[1]) if is_complex else first
+    def rebuild(real: Any, *imaginary: Any) -> Any:
+        restored = real.to(dtype)
+        for part in imaginary:
+            restored.imag[...] = part
+        return restored
 
     return _held((whole.real, whole.imag) if is_complex else (whole,), _torch_like_halves, rebuild)
 
 
-def _held(parts: Sequence[Any], halves_of: Callable[[Any], Any], rebuild: Callable[..., Any]) -> HalfArray | None:
+def _held(parts: Sequence[Any], halves_of: Callable[[Any], Any], rebuild: Callable[..., Any]) -> HeldArray | None:
     """Hold the real parts of an array, unless one of them has numbers beyond float32's range."""
     halves = tuple(halves_of(part) for part in parts)
-    return None if any(half is None for half in halves) else HalfArray(halves, rebuild)
-
-
-def _complex(real: Any, imaginary: Any) -> Any:
-    """Return the new complex array ``real`` with another imaginary part, in the same order in memory."""
-    real.imag[...] = imaginary
-    return real
+    return None if any(half is None for half in halves) else HeldArray(halves, rebuild)
 
 
 def _torch_like_halves(array: Any) -> Any:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import comb
 
-from memfit.errors import InvalidParameterError
+from memfit.validation import whole_number
 
 
 def forward_calls(num_layers: int, num_slots: int) -> int:
@@ -34,7 +34,8 @@ def forward_calls(num_layers: int, num_slots: int) -> int:
     The input is held throughout, ``num_slots`` further activations may be held at a time, and reversing a
     layer needs that layer's input and no forward call of its own.
     """
-    _require_at_least(0, num_layers=num_layers, num_slots=num_slots)
+    whole_number(num_layers, "num_layers", maximum=None)
+    whole_number(num_slots, "num_slots", maximum=None)
     return advances(num_layers + 1, num_slots + 1)
 
 
@@ -47,7 +48,6 @@ def advances(num_steps: int, num_snapshots: int) -> int:
 
 def repetitions(num_steps: int, num_snapshots: int) -> int:
     """The paper's r: no step of an optimal sweep is run forward more often than this."""
-    _require_at_least(1, num_steps=num_steps, num_snapshots=num_snapshots)
     if num_snapshots == 1:
         return num_steps - 1
     times, reach = 0, 1
@@ -65,7 +65,6 @@ def binomial_states(num_layers: int, num_slots: int) -> tuple[int, ...]:
     input, r being the repetitions: a stride is at most that beta, and the end, which no slot is left for,
     has at most r + 1 states.
     """
-    _require_at_least(0, num_layers=num_layers, num_slots=num_slots)
     states = []
     state, num_steps, num_snapshots = 0, num_layers + 1, num_slots + 1
     while num_snapshots > 1 and num_steps > 2:
@@ -82,7 +81,6 @@ def even_states(num_layers: int, num_slots: int) -> tuple[int, ...]:
     into ``num_slots + 1`` runs, so some run has at least ceil((num_layers + 1) / (num_slots + 1)) states, and
     the last of them is one call less away. Here no run is longer.
     """
-    _require_at_least(0, num_layers=num_layers, num_slots=num_slots)
     num_stored = min(num_slots, num_layers)
     return tuple(k * (num_layers + 1) // (num_stored + 1) for k in range(1, num_stored + 1))
 
@@ -93,7 +91,6 @@ def optimal_stride(num_steps: int, num_snapshots: int) -> int:
     The optimal strides are an interval (figure 4 of the paper); the one nearest to an even spread is
     returned. ``num_snapshots`` counts the state at hand, so it is at least 2, as is ``num_steps``.
     """
-    _require_at_least(2, num_steps=num_steps, num_snapshots=num_snapshots)
     times = repetitions(num_steps, num_snapshots)
     shortest = max(_beta(num_snapshots, times - 2), num_steps - _beta(num_snapshots - 1, times), 1)
     longest = min(_beta(num_snapshots, times - 1), num_steps - _beta(num_snapshots - 1, times - 1))
@@ -104,9 +101,3 @@ def optimal_stride(num_steps: int, num_snapshots: int) -> int:
 def _beta(num_snapshots: int, times: int) -> int:
     """The most steps that so many snapshots can reverse if no step runs forward more than ``times`` times."""
     return comb(num_snapshots + times, num_snapshots) if times >= 0 else 0
-
-
-def _require_at_least(least: int, **counts: int) -> None:
-    for name, count in counts.items():
-        if count < least:
-            raise InvalidParameterError(f"{name} must be at least {least}; got {count}")
