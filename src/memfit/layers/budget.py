@@ -118,12 +118,12 @@ class _DropSearch:
         num_layers = len(self.sizes)
         stride = -(-num_layers // _MOST_SORTINGS)
         proven = min(self._try_largest(first, stride) for first in range(0, num_layers, stride))
-        if largest_gap and self.best_cost - proven <= largest_gap * proven:
-            return proven
         remaining = self._remaining(0)
         lowest_pruned = self.best_cost
         work = 0
         for layer in range(num_layers):
+            if largest_gap and self.best_cost - proven <= largest_gap * proven:
+                return proven
             if (layer + 1) % stride == 0 or layer + 1 == num_layers:
                 remaining = self._remaining(layer + 1)
             self._branch_on(layer)
