@@ -8,8 +8,7 @@ import pytest
 from tests.engine.plans import every_value, profile_of
 from tests.engine.zoo import BY_NAME
 
-from memfit.calibration.engine_costs import engine_costs_on_cpu
-from memfit.calibration.host_costs import TYPICAL_SECONDS, with_fitted_host_costs, with_host_costs
+from memfit.calibration.host_costs import TYPICAL_ON_CPU, TYPICAL_SECONDS, with_fitted_host_costs, with_host_costs
 from memfit.calibration.trial_plans import plan_of_all_that_replays, plan_of_every_second_that_replays
 from memfit.capture.real_step import capture_real_step
 from memfit.capture.state.kept_state import KeptState
@@ -65,7 +64,7 @@ def test_host_costs_have_typical_proportions_and_the_scale_of_whole_steps() -> N
     step = TrainingStep(model, StepArguments(batch, loss))
     state = KeptState(step)
     captured = capture_real_step(step, state)
-    on_cpu = replace(captured.profile, host=engine_costs_on_cpu(engine_name()))
+    on_cpu = replace(captured.profile, host=TYPICAL_ON_CPU[engine_name()])
     assert with_host_costs(captured.profile, captured, step, state) == on_cpu
     launching = HostCosts(1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     host = with_host_costs(replace(captured.profile, host=launching), captured, step, state).host

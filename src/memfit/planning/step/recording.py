@@ -25,8 +25,7 @@ from memfit.graph.names import path_and_ancestors
 from memfit.planning.step.ragged import Ints, Ragged
 from memfit.planning.step.seconds import Seconds
 
-# Where they were not measured: about what `calibration.host_costs` finds on an AMD EPYC, with the engine in C++. Only
-# their ratios matter then.
+# Where they are not known: those of an AMD EPYC, with the engine in C++. Only their ratios matter then.
 USUAL_COSTS = HostCosts(
     forward=0.0,
     backward=0.0,
