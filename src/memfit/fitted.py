@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.capture.state.random_states import RandomStates
 from memfit.errors import InfeasibleBudgetError
 from memfit.graph.inputs import Input
 from memfit.graph.model_profile import ModelProfile
@@ -157,11 +156,7 @@ class _StepStart:
         self._gradients = [_copy_to_host(parameter.grad) for parameter in self._parameters]
         self._gradient_objects = [parameter.grad for parameter in self._parameters]
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-        self._random = random.getstate()
-        self._torch_random = torch.get_rng_state()
-        self._cuda_random = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        numpy = sys.modules.get("numpy")
-        self._numpy_random = None if numpy is None else numpy.random.get_state()
+        self._random_states = RandomStates()
 
     def can_be_restored(self) -> bool:
         """Return whether the step has left the parameters alone so far."""
@@ -178,12 +173,7 @@ class _StepStart:
                     gradient.copy_(copied)
             for buffer, copied in self._buffers:
                 buffer.copy_(copied)
-        random.setstate(self._random)
-        torch.set_rng_state(self._torch_random)
-        if self._cuda_random:
-            torch.cuda.set_rng_state_all(self._cuda_random)
-        if self._numpy_random is not None:
-            sys.modules["numpy"].random.set_state(self._numpy_random)
+        self._random_states.restore()
 
 
 def _copy_to_host(gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -3,7 +3,7 @@
 The costs of single events (an op recorded, a value dropped, ...) are typical ones, scaled so that together they give
 the measured difference. Over the ten committed profiles (H200), fitted costs lie within 0.5 to 2.5 times the typical
 ones in the forward pass and 0.2 to 1.7 times in the backward pass. On a CPU, where the host is the device, typical
-costs are taken as they are: in the steps of models they vary by 2 to 5 times, more than from one machine to another.
+costs are taken as they are: from one small model to another they vary by a factor of 2.5.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TYPICAL_SECONDS = {
         "replayed_op": 22e-6,
     },
 }
-# On a CPU (AMD EPYC): medians of small models, whose ops displace the engine's code and data from the caches. A plain
-# step is launched for nothing.
+# On a CPU (AMD EPYC): of a model of tiny ops, times 2.5, because larger ops displace the engine's code and data from
+# the processor's caches. A plain step is launched for nothing.
 TYPICAL_ON_CPU = {
     "C++": HostCosts(
         forward=0.0,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,27 +23,6 @@ _SECONDS_PER_CALL = 2e-3
 _USUAL_LAUNCH_SECONDS = 100e-6
 
 
-class Clock(Protocol):
-    """Measures calls on one kind of device."""
-
-    def seconds_of(self, call: Call) -> float:
-        """Run ``call`` several times and return the seconds of one run."""
-        ...
-
-    def run_timed(self, call: Call) -> tuple[Any, float]:
-        """Run ``call`` once and return its result and its seconds."""
-        ...
-
-    def run_weighed(self, call: Call) -> tuple[Any, int]:
-        """Run ``call`` once and return its result and the most bytes that it held beyond that."""
-        ...
-
-
-def clock_for(device: torch.device) -> Clock:
-    """Return the clock for ``device``."""
-    return CudaClock(device) if device.type == "cuda" else HostClock(device)
-
-
 def host_time(device: torch.device) -> Callable[[], float]:
     """Return the clock of the host, in seconds, for what runs on ``device``.
 
@@ -58,64 +37,50 @@ def wait_for(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-class Moments(Protocol):
-    """Moments of what a device does, marked as it is launched."""
+class CudaMoments:
+    """Moments of what a GPU does, marked as it is launched."""
 
-    def mark(self) -> None:
-        """Mark the moment at which the device is done with all that was launched until now."""
-        ...
-
-    def seconds_between(self) -> list[float]:
-        """Wait for the device, and return the seconds from each moment to the next."""
-        ...
-
-
-def moments_on(device: torch.device) -> Moments:
-    """Return what marks moments on ``device``; where it has no events, all are taken to be equally far apart."""
-    return _CudaMoments(device) if device.type == "cuda" else _HostMoments(device)
-
-
-class _CudaMoments:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
+        """Mark the moment at which the device is done with all that was launched until now."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)
 
     def seconds_between(self) -> list[float]:
+        """Wait for the device, and return the seconds from each moment to the next."""
         wait_for(self._device)
         return [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(self._events)]
 
 
-class _HostMoments:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._begin: float | None = None
-        self._num_since = 0
+class HostMoments:
+    """Moments of the host, which computes as it launches."""
+
+    def __init__(self) -> None:
+        self._moments: list[float] = []
 
     def mark(self) -> None:
-        if self._begin is None:
-            wait_for(self._device)
-            self._begin = time.perf_counter()
-        else:
-            self._num_since += 1
+        """Mark this moment."""
+        self._moments.append(time.perf_counter())
 
     def seconds_between(self) -> list[float]:
-        # The host may be ahead of the device: only when both are done is it known how long all took, and so each.
-        wait_for(self._device)
-        assert self._begin is not None
-        return [(time.perf_counter() - self._begin) / self._num_since] * self._num_since
+        """Return the seconds from each moment to the next."""
+        return [end - begin for begin, end in pairwise(self._moments)]
+
+
+def moments_on(device: torch.device) -> CudaMoments | HostMoments:
+    """Return what marks moments on ``device``."""
+    return CudaMoments(device) if device.type == "cuda" else HostMoments()
 
 
 class HostClock:
     """The host's time: the median of repeats after a first run that warms caches up."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._now = host_time(device)
+    def __init__(self) -> None:
+        self._now = host_time(torch.device("cpu"))
 
     def seconds_of(self, call: Call) -> float:
         """Run ``call`` several times and return the seconds of one run."""
@@ -125,14 +90,12 @@ class HostClock:
 
     def run_weighed(self, call: Call) -> tuple[Any, int]:
         """Run ``call`` once and return its result and the most bytes that it held beyond that."""
-        return allocated_inside(call) if self._device.type == "cpu" else (call(), 0)
+        return allocated_inside(call)
 
     def run_timed(self, call: Call) -> tuple[Any, float]:
         """Run ``call`` once and return its result and its seconds."""
-        wait_for(self._device)
         begin = self._now()
         result = call()
-        wait_for(self._device)
         return result, self._now() - begin
 
     def _seconds(self, call: Call) -> float:
@@ -192,3 +155,11 @@ class CudaClock:
             end.record()
             end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3 / repeats
+
+
+Clock: TypeAlias = HostClock | CudaClock
+
+
+def clock_for(device: torch.device) -> Clock:
+    """Return the clock for ``device``."""
+    return CudaClock(device) if device.type == "cuda" else HostClock()

@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from memfit.capture.measuring.host_memory import free_host_bytes
 from memfit.capture.training_step import TrainingStep
 
 
@@ -23,16 +24,7 @@ def memory_bytes(device: torch.device) -> tuple[int | None, int | None]:
         # What the caching allocator has reserved is not free to others, but it is to this process.
         return total_bytes, free_bytes + torch.cuda.memory_reserved(device)
     try:
-        page_bytes = os.sysconf("SC_PAGE_SIZE")
-        return page_bytes * os.sysconf("SC_PHYS_PAGES"), _available_bytes(page_bytes)
+        total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return None, None
-
-
-def _available_bytes(page_bytes: int) -> int:
-    """Return the host's memory that is free, or would be where the system gave up what it keeps of files."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return page_bytes * os.sysconf("SC_AVPHYS_PAGES")
+    return total_bytes, free_host_bytes()
