@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import nn
 
@@ -42,6 +43,7 @@ _MOST_PLANS = 4
 _TIMING_NOISE = 0.02
 # Logits and their gradient are worth a hint where they are this share of the smallest peak.
 _LARGE_LOGITS_SHARE = 0.1
+_Made = TypeVar("_Made")
 
 
 def fit(
@@ -96,42 +98,35 @@ def fit(
     if chunk_loss:
         head_of(model)
     warn_of_checkpointing(model, stacklevel=2)
-    if batches is not None:
-        if batch is not None:
-            raise InvalidParameterError("give either batch or batches, which has batches of several sizes, not both")
-        arguments = StepArguments(batches, loss, targets, step, optimizer, gradients)
-        with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
-
-            def fit_one(given: StepArguments, compile: bool | Literal["auto"] = False) -> Fitted:
-                return fit(
-                    model,
-                    given.batch,
-                    budget=budget,
-                    loss=loss,
-                    targets=given.targets,
-                    step=step,
-                    optimizer=optimizer,
-                    gradients=gradients,
-                    host_budget=host_budget,
-                    compile=compile,
-                    chunk_loss=chunk_loss,
-                    progress=shown,
-                )
-
-            if compile:
-                compiled = fit_compiled_by_size(model, BatchForm(arguments, batches), compile, fit_one)
-                if compiled is not None:
-                    return compiled
-            return fit_by_size(model, arguments, batches, host_budget, fit_one, shown)
-    arguments = StepArguments(batch, loss, targets, step, optimizer, gradients)
-    training_step = TrainingStep(model, arguments)
+    if batches is not None and batch is not None:
+        raise InvalidParameterError("give either batch or batches, which has batches of several sizes, not both")
+    arguments = StepArguments(batch if batches is None else batches, loss, targets, step, optimizer, gradients)
+    form = None if batches is None else BatchForm(arguments, batches)
     with progress_on_terminal() if progress is None else nullcontext(progress) as shown:
         build_engine(shown)
-        chosen = _Fitting(training_step, budget, host_budget, shown, chunk_loss=chunk_loss).best(compile)
-    training_step.ranks.decided(lambda: _refuse_broken(chosen.verification))
-    _warn_of_surprises(chosen)
-    remove(model)
-    return Fitted(model, chosen.plan, chosen.profile, chosen.verification)
+
+        def fit_one(given: StepArguments, compile: bool | Literal["auto"]) -> Fitted:
+            fitting = _Fitting(TrainingStep(model, given), budget, host_budget, shown, chunk_loss=chunk_loss)
+            return fitting.fitted(compile)
+
+        if form is None:
+            return fit_one(arguments, compile)
+        if compile:
+            compiled = fit_compiled_by_size(model, form, compile, fit_one)
+            if compiled is not None:
+                return compiled
+        return fit_by_size(model, form, host_budget, lambda given: fit_one(given, False), shown)
+
+
+class _Choice(NamedTuple):
+    """A profile, and the plan for it."""
+
+    profile: ModelProfile
+    plan: Plan
+
+    @property
+    def step_seconds(self) -> float:
+        return self.profile.step_seconds * (1 + self.plan.predicted_overhead)
 
 
 class _Tried(NamedTuple):
@@ -160,35 +155,69 @@ class _Fitting:
         self._progress = progress
         self._chunk_loss = chunk_loss
 
-    def best(self, compile: bool | Literal["auto"]) -> _Tried:
+    def fitted(self, compile: bool | Literal["auto"]) -> Fitted:
+        """Apply the best plan; raise where that changes gradients or is above the budget."""
+        chosen = self._best(compile)
+        self._step.ranks.decided(lambda: _refuse_broken(chosen.verification))
+        _warn_of_surprises(chosen)
+        remove(self._step.model)
+        return Fitted(self._step.model, chosen.plan, chosen.profile, chosen.verification)
+
+    def _best(self, compile: bool | Literal["auto"]) -> _Tried:
         """Return what was tried in eager, with compiled blocks, or of both the faster that is within the budget."""
         self._progress.stage("profiling the plain step")
-        plain = _profiled(self._step)
-        if not compile:
-            return self._tried(self._in_eager(plain))
-        compiled = self._compiled_profiles(plain)
+        plain = profile_of_real_or_fake_step(self._step)
+        compiled = self._compiled_profiles(plain) if compile else []
         if not compiled:
             return self._tried(self._in_eager(plain))
         if compile is True:
             return self._tried(self._compiled(compiled))
-        tried: list[_Tried] = []
-        infeasible: list[InfeasibleBudgetError] = []
-        for choose in (self._in_eager, lambda _: self._compiled(compiled)):
-            try:
-                tried.append(self._tried(choose(plain)))
-            except InfeasibleBudgetError as error:
-                infeasible.append(error)
-        if not tried:
-            raise min(infeasible, key=lambda error: error.minimum_bytes)
+        tried = _feasible((lambda: self._tried(self._in_eager(plain)), lambda: self._tried(self._compiled(compiled))))
         holding = [each for each in tried if each.verification.holds] or tried[:1]
         return holding[faster_of(self._step, [each.plan for each in holding], self._progress)]
 
     def _in_eager(self, plain: ModelProfile) -> _Choice:
-        return _fastest(plain, self._step, self._budget, self._host_budget, self._progress, chunk_loss=self._chunk_loss)
+        """Return the fastest plan in eager: of the plain step, or where asked for, of one with a chunked loss."""
+        self._progress.stage("planning")
+        if self._chunk_loss:
+            choices = _feasible((lambda: self._choice(plain), self._with_chunked_loss))
+            return _faster_loss(*choices) if len(choices) > 1 else choices[0]
+        try:
+            return self._choice(plain)
+        except InfeasibleBudgetError as error:
+            raise _with_advice(error, self._step.model, plain) from None
+
+    def _with_chunked_loss(self) -> _Choice:
+        self._progress.stage("profiling the step with a chunked loss")
+        chunked = profile_of_real_or_fake_step(self._step, chunk_loss=True)
+        if not chunked.chunks_loss:
+            warnings.warn(
+                f"chunk_loss=True changes nothing: {type(self._step.model).__name__} uses its logits for more than "
+                "their cross-entropy, so that they are computed whole; the loss is computed as before",
+                stacklevel=8,
+            )
+        self._progress.stage("planning with a chunked loss")
+        return self._choice(chunked)
+
+    def _choice(self, profile: ModelProfile) -> _Choice:
+        return _Choice(profile, self._planned(profile, self._budget))
+
+    def _planned(self, profile: ModelProfile, budget: BudgetLike) -> Plan:
+        """Return the plan, made in one process for all that run the step together."""
+        return self._step.ranks.decided(lambda: plan_step(profile, budget=budget, host_budget=self._host_budget))
 
     def _compiled(self, profiles: Sequence[ModelProfile]) -> _Choice:
         """Return the fastest plan with compiled blocks, made in one process for all that run the step together."""
-        return self._step.ranks.decided(lambda: _fastest_of(profiles, self._budget, self._host_budget))
+
+        def choice_of(profile: ModelProfile) -> _Choice:
+            return _Choice(profile, plan_step(profile, budget=self._budget, host_budget=self._host_budget))
+
+        return self._step.ranks.decided(
+            lambda: min(
+                _feasible([partial(choice_of, profile) for profile in profiles]),
+                key=lambda choice: choice.plan.predicted_overhead,
+            )
+        )
 
     def _compiled_profiles(self, plain: ModelProfile) -> list[ModelProfile]:
         """Return the step measured with compiled blocks, where asked for also with a chunked loss; warn of the rest."""
@@ -218,23 +247,51 @@ class _Fitting:
             if all(self._step.ranks.gathered(verification.within_budget)):
                 break
             self._progress.stage("planning again")
-            plan = _plan_with_more_room(self._step, profile, plan, verification, self._host_budget)
+            plan = self._plan_with_more_room(profile, plan, verification)
             verification = verify_step(self._step, plan, self._progress)
         return _Tried(profile, plan, verification)
 
-
-def _fastest_of(profiles: Sequence[ModelProfile], budget: BudgetLike, host_budget: HostBudgetLike) -> _Choice:
-    """Return the fastest plan for any of the profiles of steps with compiled blocks."""
-    choices: list[_Choice] = []
-    infeasible: list[InfeasibleBudgetError] = []
-    for profile in profiles:
+    def _plan_with_more_room(self, profile: ModelProfile, plan: Plan, verification: Verification) -> Plan:
+        """Return a plan whose predicted peak leaves room for how far the last one was missed."""
+        assert plan.budget_bytes is not None
+        # That of another process may be the one that was missed.
+        miss_bytes = 0 if verification.within_budget else verification.peak_bytes - plan.predicted_peak_bytes
         try:
-            choices.append(_Choice(profile, plan_step(profile, budget=budget, host_budget=host_budget)))
+            tighter = self._planned(profile, max(0, plan.budget_bytes - miss_bytes))
+        except InfeasibleBudgetError as error:
+            minimum_bytes = error.minimum_bytes + miss_bytes
+            differing = verification.not_as_planned
+            because = f", because the planned step differs from the profiled one ({differing})" if differing else ""
+            raise InfeasibleBudgetError(
+                f"the smallest budget is {format_bytes(minimum_bytes)} ({minimum_bytes} bytes), and the given one is "
+                f"{format_bytes(plan.budget_bytes)}: measured peaks are {format_bytes(miss_bytes)} above what the "
+                f"profile predicts{because}, and plans have to leave room for that",
+                minimum_bytes=minimum_bytes,
+            ) from error
+        return replace(tighter, budget_bytes=plan.budget_bytes)
+
+
+def _feasible(ways: Iterable[Callable[[], _Made]]) -> list[_Made]:
+    """Return what those of ``ways`` make for which the budget is large enough; raise where it is for none."""
+    made: list[_Made] = []
+    infeasible: list[InfeasibleBudgetError] = []
+    for make in ways:
+        try:
+            made.append(make())
         except InfeasibleBudgetError as error:
             infeasible.append(error)
-    if not choices:
+    if not made:
         raise min(infeasible, key=lambda error: error.minimum_bytes)
-    return min(choices, key=lambda choice: choice.plan.predicted_overhead)
+    return made
+
+
+def _faster_loss(whole: _Choice, in_chunks: _Choice) -> _Choice:
+    """Return the chunked loss where that is faster by more than measurements differ by."""
+    # Estimated seconds are not compared with measured ones: what could be run is chosen.
+    if whole.profile.measured_with != in_chunks.profile.measured_with:
+        return in_chunks
+    is_faster = in_chunks.step_seconds < whole.step_seconds * (1 - _TIMING_NOISE)
+    return in_chunks if in_chunks.profile.chunks_loss and is_faster else whole
 
 
 def checked_compile(compile: object) -> None:
@@ -249,68 +306,10 @@ def _warn_of_what_is_not_compiled(compiled: CompiledProfile) -> None:
         warnings.warn(
             f"{len(compiled.not_compiled)} blocks stay in eager, since they cannot be compiled as a whole; "
             f"{path!r}: {reason}",
-            stacklevel=4,
+            stacklevel=7,
         )
     elif not compiled.kinds:
-        warnings.warn("the model has no repeated blocks to compile; it is planned in eager", stacklevel=4)
-
-
-class _Choice(NamedTuple):
-    """A profile, and the plan for it."""
-
-    profile: ModelProfile
-    plan: Plan
-
-    @property
-    def step_seconds(self) -> float:
-        return self.profile.step_seconds * (1 + self.plan.predicted_overhead)
-
-
-def _fastest(
-    plain: ModelProfile,
-    step: TrainingStep,
-    budget: BudgetLike,
-    host_budget: HostBudgetLike,
-    progress: Progress,
-    *,
-    chunk_loss: bool,
-) -> _Choice:
-    """Return the fastest plan for ``budget``, with a chunked loss or without; ``plain`` is the plain step's profile."""
-    progress.stage("planning")
-    chosen: _Choice | None = None
-    infeasible: InfeasibleBudgetError | None = None
-    try:
-        chosen = _Choice(plain, _planned(step, plain, budget, host_budget))
-    except InfeasibleBudgetError as error:
-        if not chunk_loss:
-            raise _with_advice(error, step.model, plain) from None
-        infeasible = error
-    if not chunk_loss:
-        assert chosen is not None
-        return chosen
-    progress.stage("profiling the step with a chunked loss")
-    chunked = _profiled(step, chunk_loss=True)
-    if not chunked.chunks_loss:
-        warnings.warn(
-            f"chunk_loss=True changes nothing: {type(step.model).__name__} uses its logits for more than their "
-            "cross-entropy, so that they are computed whole; the loss is computed as before",
-            stacklevel=3,
-        )
-    progress.stage("planning with a chunked loss")
-    try:
-        in_chunks = _Choice(chunked, _planned(step, chunked, budget, host_budget))
-    except InfeasibleBudgetError as error:
-        if infeasible is None:
-            assert chosen is not None
-            return chosen
-        raise min(infeasible, error, key=lambda each: each.minimum_bytes) from None
-    if chosen is None:
-        return in_chunks
-    # Estimated seconds are not compared with measured ones: what could be run is chosen.
-    if chosen.profile.measured_with != chunked.measured_with:
-        return in_chunks
-    is_faster = in_chunks.step_seconds < chosen.step_seconds * (1 - _TIMING_NOISE)
-    return in_chunks if chunked.chunks_loss and is_faster else chosen
+        warnings.warn("the model has no repeated blocks to compile; it is planned in eager", stacklevel=7)
 
 
 def _with_advice(error: InfeasibleBudgetError, model: nn.Module, profile: ModelProfile) -> InfeasibleBudgetError:
@@ -338,39 +337,6 @@ def _with_advice(error: InfeasibleBudgetError, model: nn.Module, profile: ModelP
         "chunk_loss=True they are computed in chunks of tokens, where the model does not change them before the loss",
         minimum_bytes=error.minimum_bytes,
     )
-
-
-def _profiled(step: TrainingStep, *, chunk_loss: bool = False) -> ModelProfile:
-    """Return the profile of the real step, or where that does not fit the device, of one on fake tensors."""
-    refuse_unfit_to_profile(step.model, "real")
-    return profile_of_real_or_fake_step(step, chunk_loss=chunk_loss)
-
-
-def _planned(step: TrainingStep, profile: ModelProfile, budget: BudgetLike, host_budget: HostBudgetLike) -> Plan:
-    """Return the plan, made in one process for all that run the step together."""
-    return step.ranks.decided(lambda: plan_step(profile, budget=budget, host_budget=host_budget))
-
-
-def _plan_with_more_room(
-    step: TrainingStep, profile: ModelProfile, plan: Plan, verification: Verification, host_budget: HostBudgetLike
-) -> Plan:
-    """Return a plan whose predicted peak leaves room for how far the last one was missed."""
-    assert plan.budget_bytes is not None
-    # That of another process may be the one that was missed.
-    miss_bytes = 0 if verification.within_budget else verification.peak_bytes - plan.predicted_peak_bytes
-    try:
-        tighter = _planned(step, profile, max(0, plan.budget_bytes - miss_bytes), host_budget)
-    except InfeasibleBudgetError as error:
-        minimum_bytes = error.minimum_bytes + miss_bytes
-        differing = verification.not_as_planned
-        because = f", because the planned step differs from the profiled one ({differing})" if differing else ""
-        raise InfeasibleBudgetError(
-            f"the smallest budget is {format_bytes(minimum_bytes)} ({minimum_bytes} bytes), and the given one is "
-            f"{format_bytes(plan.budget_bytes)}: measured peaks are {format_bytes(miss_bytes)} above what the profile "
-            f"predicts{because}, and plans have to leave room for that",
-            minimum_bytes=minimum_bytes,
-        ) from error
-    return replace(tighter, budget_bytes=plan.budget_bytes)
 
 
 def _refuse_broken(verification: Verification) -> None:
@@ -406,26 +372,25 @@ def _warn_of_surprises(tried: _Tried) -> None:
         warnings.warn(
             f"the plan changes nothing: the plain step peaks at {format_bytes(profile.peak_bytes)}, which is within "
             f"the budget of {format_bytes(plan.budget_bytes or 0)}",
-            stacklevel=3,
+            stacklevel=5,
         )
     if verification.not_as_planned is not None:
-        warn_of_calls(verification.not_as_planned, stacklevel=3)
+        warn_of_calls(verification.not_as_planned, stacklevel=5)
     if abs(verification.peak_miss) > _TOLERATED_PEAK_MISS:
         side = "above" if verification.peak_miss > 0 else "below"
         warnings.warn(
             f"the measured peak, {format_bytes(verification.peak_bytes)}, is {abs(verification.peak_miss):.0%} "
             f"{side} the predicted {format_bytes(plan.predicted_peak_bytes)}; "
             "profile with the batch and the optimizer that you train with",
-            stacklevel=3,
+            stacklevel=5,
         )
 
 
 def _refuse_unfit(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise InvalidParameterError(f"model is a torch.nn.Module, got {type(model).__name__}")
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    devices = sorted({str(each.device) for each in model.parameters()}) if isinstance(model, nn.Module) else []
     if len(devices) > 1:
         raise InvalidParameterError(
             f"this {type(model).__name__} has parameters on {' and '.join(devices)}; a budget is for one device. Move "
             f"the model to one, such as model.to({devices[-1]!r})"
         )
+    refuse_unfit_to_profile(model, "real")

@@ -36,15 +36,9 @@ FitOne = Callable[[StepArguments], Fitted]
 
 
 def fit_by_size(
-    model: nn.Module,
-    arguments: StepArguments,
-    batches: object,
-    host_budget: HostBudgetLike,
-    fit_one: FitOne,
-    progress: Progress,
+    model: nn.Module, form: BatchForm, host_budget: HostBudgetLike, fit_one: FitOne, progress: Progress
 ) -> FittedBySize:
-    """Return plans for every size up to that of the largest of ``batches``; ``fit_one`` fits a single one."""
-    form = BatchForm(arguments, batches)
+    """Return plans for every size up to that of the largest batch of ``form``; ``fit_one`` fits a single one."""
     _refuse_other_sizes(ranks_of(model), form)
     largest = fit_one(form.arguments[-1])
     largest.remove()
