@@ -152,6 +152,15 @@ def test_fake_profile_leaves_everything_as_it_was(name: str) -> None:
     assert_same(before, look("it", model, batch) | dict(leaves("weight", dict(model.state_dict()))))
 
 
+def test_a_fake_profile_leaves_the_parameters_of_the_loss_as_they_were() -> None:
+    """Fake tensors take the place of the model's only: those of a teacher are read as they are."""
+    model, teacher, batch = nn.Linear(4, 4), nn.Linear(4, 4), torch.ones(2, 4)
+    weight = teacher.weight.detach().clone()
+    memfit.profile(model, batch, loss=lambda output: (output - teacher(batch)).square().mean(), mode="fake")
+    assert torch.equal(teacher.weight, weight)
+    assert teacher.weight.grad is None
+
+
 def test_optimizer_is_counted_and_left_alone() -> None:
     model, batch, loss = BY_NAME["gpt"].build()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)

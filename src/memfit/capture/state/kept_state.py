@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from memfit.capture.recording.plain_tensors import plain_alias
 from memfit.capture.state.python_state import AttributeSnapshot
 from memfit.capture.state.random_states import RandomStates
 from memfit.capture.state.reached_objects import ReachedObjects
@@ -100,7 +101,7 @@ class KeptState:
         numbers or are several. Such a block must be neither timed nor recorded.
         """
         gradients = [(leaf, leaf.grad, leaf.requires_grad) for leaf in self._leaves]
-        contents = [(leaf, leaf.detach()) for leaf in self._leaves if is_strided(leaf) and not is_dtensor(leaf)]
+        contents = [(leaf, plain_alias(leaf)) for leaf in self._leaves if is_strided(leaf) and not is_dtensor(leaf)]
         attributes = self._current_attributes()
         bindings = self._reached.bindings()
         self._begin_gradients()
