@@ -20,7 +20,6 @@ from memfit import MemfitError, ModelProfile
 
 # They look at numbers (item, nonzero), hand memory to NumPy, or use what fake tensors cannot.
 REFUSED = {
-    "batch-norms",
     "early-exit",
     "function-with-foreign-kernel",
     "jagged-batch",
@@ -319,6 +318,15 @@ def test_a_users_step_whose_gradients_are_hooked_is_refused_on_fake_tensors() ->
     model.weight.register_hook(lambda gradient: gradient * 2)
     with pytest.raises(MemfitError, match=r"parameters have hooks .* use mode='real'"):
         memfit.profile(model, batch, step=lambda x: model(x).sum().backward(), mode="fake")
+
+
+def test_compiled_blocks_are_profiled_as_eager_ones_on_fake_tensors() -> None:
+    model, batch = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.Tanh()) for _ in range(1))), torch.randn(6, 4)
+    eager = memfit.profile(model, batch, mode="fake")
+    compiled_call = object()
+    model[0]._compiled_call_impl = compiled_call
+    assert memfit.profile(model, batch, mode="fake").ops == eager.ops
+    assert model[0]._compiled_call_impl is compiled_call
 
 
 def test_a_users_step_that_knows_its_batch_reads_it_as_a_constant() -> None:

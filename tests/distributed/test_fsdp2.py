@@ -69,6 +69,21 @@ def test_a_plan_for_the_bare_model_applies_to_the_sharded_one(ranks: RanksAtWork
     assert ranks.run(apply_plan_for_the_bare_model) == [[True, True]] * 2
 
 
+def profile_on_fake_tensors(rank: int) -> tuple[str, bool]:
+    model, batch = bare(rank)
+    plain_losses = trained(sharded(model), batch)
+    model = sharded(bare(rank)[0])
+    with pytest.raises(memfit.MemfitError) as caught:
+        memfit.profile(model, batch, step=lambda batch: model(batch).backward(), mode="fake")
+    return str(caught.value), trained(model, batch) == plain_losses
+
+
+def test_a_sharded_model_is_not_profiled_on_fake_tensors_which_would_stay_in_it(ranks: RanksAtWork) -> None:
+    for message, trains_as_before in ranks.run(profile_on_fake_tensors):
+        assert "fully_shard keeps state of its own" in message
+        assert trains_as_before
+
+
 def save_and_resume(rank: int, folder: str) -> bool:
     """Train, save and resume with a plan applied, by torch.distributed.checkpoint; compare with training plainly."""
     from torch.distributed import checkpoint

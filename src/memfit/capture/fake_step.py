@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -30,15 +30,12 @@ from memfit.capture.recording.plain_timeline import plain_timeline_bytes
 from memfit.capture.recording.recorded_runs import record_step
 from memfit.capture.recording.step_recording import values_of
 from memfit.capture.state.kept_state import KeptState
-from memfit.capture.step_arguments import innermost_optimizer, optimizers_within
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.wrapped_models import bare_model
 from memfit.errors import MemfitError
 from memfit.graph.model_profile import ModelProfile
-from memfit.runtime.applying.batch_tensors import tensors_of
 from memfit.runtime.applying.fingerprint import fingerprint_of
 from memfit.runtime.applying.model_inputs import noting_inputs
-from memfit.runtime.chunked_loss.language_model_head import loss_in_chunks_as_in
 from memfit.runtime.native.native_library import configured_module
 from memfit.runtime.torch_internals import (
     FAKE_TENSOR_LOG,
@@ -54,23 +51,15 @@ from memfit.runtime.torch_internals import (
 def profile_of_fake_step(step: TrainingStep) -> ModelProfile:
     """Return the profile of ``step`` from a run of it that takes no memory; the model may be on the meta device."""
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with ExitStack() as stack:
-        if step.arguments.step is None:
-            fake = _fake_copy(step, fake_mode)
-        else:
-            stack.enter_context(fake_tensors_in(step, functools.partial(_fake_of, fake_mode)))
-            fake = _with_fake_batch(step, fake_mode)
-        return _profile_of(fake, step, fake_mode)
+    with fake_tensors_in(step, functools.partial(_fake_of, fake_mode)):
+        return _profile_of(_with_fake_batch(step, fake_mode), fake_mode)
 
 
-def _profile_of(fake: TrainingStep, step: TrainingStep, fake_mode: FakeTensorMode) -> ModelProfile:
-    """Return the profile of the ``fake`` step, which has the tensors of ``step`` as fake ones."""
+def _profile_of(fake: TrainingStep, fake_mode: FakeTensorMode) -> ModelProfile:
+    """Return the profile of the ``fake`` step, which has fake tensors."""
     device = device_of(fake)
     state = KeptState(fake)
-    # The functions of the step may also refer to the real optimizer, of which the fake step has a copy.
-    copied = [each for each in optimizers_within(step.optimizer) if each is not fake.optimizer]
-    fake.reached_optimizers = [each for each in fake.reached_optimizers if each not in copied]
-    with _explained_limits(), fake_mode, _StepIsFake(fake_mode), loss_in_chunks_as_in(fake.model, step.model):
+    with _explained_limits(), fake_mode, _StepIsFake(fake_mode):
         if fake.optimizer is not None or fake.arguments.step is not None or fake.arguments.gradients == "kept":
             # These runs create the optimizer's state and the gradients.
             while not state.is_warm:
@@ -98,7 +87,7 @@ def _profile_of(fake: TrainingStep, step: TrainingStep, fake_mode: FakeTensorMod
         peak_bytes=max(plain_timeline_bytes(ops, values)),
         step_seconds=sum(op.seconds for op in ops),
         device=str(roofline_device),
-        fingerprint=fingerprint_of(step.model),
+        fingerprint=fingerprint_of(fake.model),
         device_bytes=device_bytes,
         free_bytes=free_bytes,
         measured_with="fake tensors and a roofline of the device",
@@ -109,46 +98,17 @@ def _profile_of(fake: TrainingStep, step: TrainingStep, fake_mode: FakeTensorMod
     )
 
 
-def _fake_copy(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
-    """Return a copy of model, batch and optimizer in which every tensor is fake."""
-    # What is in the memo is not copied: the copies of all else refer to the fake tensors.
-    parameters: list[Tensor] = [*step.model.parameters()]
-    states: list[Tensor] = []
-    if step.optimizer is not None:
-        optimizer = innermost_optimizer(step.optimizer)
-        parameters += [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        states = tensors_of(list(optimizer.state.values()))
-    memo: dict[int, Any] = {id(parameter): fake_mode.from_tensor(parameter) for parameter in parameters}
-    # Optimizers count steps in tensors of one number, which they read.
-    memo |= {id(state): _fake_number(state, fake_mode) for state in states if _is_host_number(state)}
-    for module in step.model.modules():
-        generators = [value for value in vars(module).values() if isinstance(value, torch.Generator)]
-        memo |= {id(generator): generator.clone_state() for generator in generators}
-    try:
-        with fake_mode, _StepIsFake(fake_mode):
-            model, batch, targets, optimizer = copy.deepcopy(
-                (step.model, step.batch, step.arguments.targets, step.optimizer), memo
-            )
-    except Exception as error:
-        raise MemfitError(
-            f"this {type(step.model).__name__} cannot be copied, which profiling with fake tensors needs "
-            f"({type(error).__name__}: {error}); use mode='real'"
-        ) from error
-    arguments = replace(step.arguments, batch=batch, targets=targets, optimizer=optimizer)
-    return TrainingStep(model, arguments, warns=step.warns)
-
-
 def _with_fake_batch(step: TrainingStep, fake_mode: FakeTensorMode) -> TrainingStep:
-    """Return ``step`` with a batch of fake tensors."""
+    """Return ``step`` with a batch and targets of fake tensors."""
     try:
         with fake_mode, _StepIsFake(fake_mode):
-            batch = copy.deepcopy(step.batch)
+            batch, targets = copy.deepcopy((step.batch, step.arguments.targets))
     except Exception as error:
         raise MemfitError(
             "the batch cannot be copied, which profiling with fake tensors needs "
             f"({type(error).__name__}: {error}); use mode='real'"
         ) from error
-    return TrainingStep(step.model, replace(step.arguments, batch=batch), warns=step.warns)
+    return TrainingStep(step.model, replace(step.arguments, batch=batch, targets=targets), warns=step.warns)
 
 
 def _fake_of(fake_mode: FakeTensorMode, tensor: Tensor) -> Tensor:

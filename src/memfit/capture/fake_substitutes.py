@@ -1,4 +1,4 @@
-"""Runs a user's own ``step`` on fake tensors: they stand in for the model's tensors while it runs."""
+"""Runs a step on fake tensors: they stand in for the model's tensors while it runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from memfit.capture.state.reached_objects import ReachedObjects
 from memfit.capture.step_arguments import optimizers_within
 from memfit.capture.training_step import TrainingStep
+from memfit.distributed.wrapped_models import fsdp_modules
 from memfit.errors import MemfitError
 
 MakeFake = Callable[[Tensor], Tensor]
@@ -23,18 +24,26 @@ def fake_tensors_in(step: TrainingStep, make_fake: MakeFake) -> Iterator[None]:
     """Let the modules and optimizers that ``step`` reaches have fake tensors inside the block.
 
     A step function refers to the model and the optimizers themselves, so that a copy of them would not be run. Tensors
-    that it refers to in other ways stay real, and act as constants. Gradients are put back as they were.
+    that it refers to in other ways stay real, and act as constants. Compiled modules run in eager. Gradients are put
+    back as they were.
     """
     reached = ReachedObjects([step.model, step.arguments.step, *optimizers_within(step.optimizer)])
     modules = {id(module): module for root in (step.model, *reached.modules) for module in root.modules()}
     parameters = {
         id(each): each for module in modules.values() for each in module._parameters.values() if each is not None
     }
-    for parameter in parameters.values():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise MemfitError(
-                "parameters have hooks that run in the backward pass, which fake ones would not have; use mode='real'"
-            )
+    if any(fsdp_modules(module) for module in modules.values()):
+        raise MemfitError(
+            "fully_shard keeps state of its own in modules, which fake tensors would stay in; use mode='real'"
+        )
+    has_hooks = any(
+        parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+        for parameter in parameters.values()
+    )
+    if has_hooks and step.arguments.step is not None:
+        raise MemfitError(
+            "parameters have hooks that run in the backward pass, which fake ones would not have; use mode='real'"
+        )
     fakes: dict[int, Tensor] = {}
 
     def fake_of(tensor: Tensor) -> Tensor:
@@ -48,6 +57,9 @@ def fake_tensors_in(step: TrainingStep, make_fake: MakeFake) -> Iterator[None]:
         for parameter in parameters.values():
             stack.callback(setattr, parameter, "grad", parameter.grad)
         for module in modules.values():
+            if module._compiled_call_impl is not None:
+                stack.callback(setattr, module, "_compiled_call_impl", module._compiled_call_impl)
+                module._compiled_call_impl = None
             for held in (module._parameters, module._buffers):
                 tensors: dict[str, Any] = held
                 stack.callback(tensors.update, dict(tensors))

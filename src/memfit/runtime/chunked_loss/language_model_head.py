@@ -70,28 +70,8 @@ def loss_in_chunks(model: nn.Module) -> Iterator[LazyHead]:
 
 def is_loss_in_chunks(model: nn.Module) -> bool:
     """Return whether the model's output projection returns lazy logits now."""
-    return _lazy_head_of(model) is not None
-
-
-@contextmanager
-def loss_in_chunks_as_in(copied: nn.Module, model: nn.Module) -> Iterator[None]:
-    """Let the output projection of a copy of ``model`` return lazy logits inside the block, if that of ``model`` does.
-
-    Whether a loss was chunked is noted as for ``model``. Copies of wrapped modules are not wrapped.
-    """
-    lazy_head = _lazy_head_of(model)
-    unwrap = None if lazy_head is None else wrap_forward(head_of(copied).module, lazy_head)
-    try:
-        yield
-    finally:
-        if unwrap is not None:
-            unwrap()
-
-
-def _lazy_head_of(model: nn.Module) -> LazyHead | None:
-    forwards = (vars(module).get("forward") for module in model.modules())
-    runners = (forward.runner for forward in forwards if isinstance(forward, WrappedForward))
-    return next((runner for runner in runners if isinstance(runner, LazyHead)), None)
+    forwards = [vars(module).get("forward") for module in model.modules()]
+    return any(isinstance(each, WrappedForward) and isinstance(each.runner, LazyHead) for each in forwards)
 
 
 @contextmanager
