@@ -103,7 +103,6 @@ class KeptState:
         gradients = [(leaf, leaf.grad, leaf.requires_grad) for leaf in self._leaves]
         contents = [(leaf, plain_alias(leaf)) for leaf in self._leaves if is_strided(leaf) and not is_dtensor(leaf)]
         attributes = self._current_attributes()
-        bindings = self._reached.bindings()
         self._begin_gradients()
         # Inside autocast, casts of weights are kept from pass to pass; each run is to make its own.
         torch.clear_autocast_cache()
@@ -125,9 +124,8 @@ class KeptState:
             for leaf, content in contents:
                 if leaf.untyped_storage() is not content.untyped_storage():
                     leaf.data = content
-            self._changes_attributes |= attributes.has_changed() or bindings.have_changed()
+            self._changes_attributes |= attributes.has_changed()
             self._draws_random_numbers |= attributes.has_drawn()
-            bindings.restore()
             attributes.restore()
             for writes in self._writes:
                 writes.undo()

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 from operator import is_
-from types import MemberDescriptorType, SimpleNamespace
-from typing import Any
+from types import CellType, MemberDescriptorType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -199,6 +199,34 @@ def count_of(text: str) -> itertools.count[Any] | None:
     return itertools.count(*(int(number) for number in numbers.groups() if number is not None))
 
 
+class GlobalVariables(NamedTuple):
+    """Variables of a module: some names in its ``namespace``."""
+
+    namespace: dict[str, Any]
+    names: set[str]
+
+
+def _read_globals(value: GlobalVariables) -> dict[str, Any]:
+    return {name: value.namespace[name] for name in value.names if name in value.namespace}
+
+
+def _globals_changed(value: GlobalVariables, state: dict[str, Any]) -> bool:
+    return any(value.namespace.get(name, _EMPTY) is not content for name, content in state.items())
+
+
+def content_of(cell: CellType) -> list[Any]:
+    """Return what a variable of a closure is bound to; nothing where it is bound to nothing."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
+
+
+def _write_cell(cell: CellType, state: list[Any]) -> None:
+    if state:
+        cell.cell_contents = state[0]
+
+
 def _position_of(value: Any) -> int | None:
     """Return how far an iterator has come; None where it is at its end, and knows no more what it went through."""
     reduced = value.__reduce__()
@@ -232,6 +260,18 @@ _BUILT_IN: dict[type, Kind] = {
     ),
     dict: _DICT,
     list: Kind(_itself, list.copy, _list_changed, lambda value, state: list.__setitem__(value, slice(None), state)),
+    GlobalVariables: Kind(
+        held=lambda value: _read_globals(value).values(),
+        read=_read_globals,
+        has_changed=_globals_changed,
+        write=lambda value, state: value.namespace.update(state),
+    ),
+    CellType: Kind(
+        held=content_of,
+        read=content_of,
+        has_changed=lambda cell, state: _list_changed(content_of(cell), state),
+        write=_write_cell,
+    ),
     tuple: Kind(_itself),
     deque: Kind(_itself, _read_deque, lambda value, state: _list_changed(_read_deque(value), state), _write_deque),
     set: Kind(_itself, set.copy, lambda value, state: not set.__eq__(value, state), _write_set),

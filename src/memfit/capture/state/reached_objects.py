@@ -7,20 +7,19 @@ import itertools
 import sysconfig
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from memfit.capture.state.python_objects import count_of, kinds_of
+from memfit.capture.state.python_objects import GlobalVariables, content_of, kinds_of
 from memfit.errors import InvalidParameterError
 from memfit.runtime.torch_internals import DataLoaderIterator
 
 # The nearest objects are looked at, up to so many: a step that refers to its trainer refers to everything.
 _MOST_OBJECTS = 10_000
-_EMPTY = object()
 _HOOKS_OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -29,16 +28,15 @@ _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "p
 class ReachedObjects:
     """What is reached from ``roots``: functions, modules, optimizers and other objects.
 
-    ``holders`` are the mappings, containers and objects whose content a step may change. ``optimizers`` includes
-    wrappers of optimizers.
+    ``holders`` are the mappings, containers, objects and variables whose content a step may change. ``optimizers``
+    includes wrappers of optimizers.
     """
 
     def __init__(self, roots: Iterable[object]) -> None:
         self.modules: list[nn.Module] = []
         self.optimizers: list[Any] = []
         self.holders: list[Any] = []
-        self._cells: list[CellType] = []
-        self._globals: dict[tuple[int, str], dict[str, Any]] = {}
+        self._globals: dict[int, GlobalVariables] = {}
         self._seen: set[int] = set()
         roots = list(roots)
         self._waiting: deque[Any] = deque(roots)
@@ -48,10 +46,6 @@ class ReachedObjects:
                 _refuse_iterators_of(root)
         while self._waiting and len(self._seen) < _MOST_OBJECTS:
             self._visit(self._waiting.popleft())
-
-    def bindings(self) -> Bindings:
-        """Return what the variables of closures and the globals are bound to now."""
-        return Bindings(self._cells, [(namespace, name) for (_, name), namespace in self._globals.items()])
 
     def _visit(self, value: Any) -> None:
         if id(value) in self._seen or isinstance(value, (Tensor, type)):
@@ -109,18 +103,21 @@ class ReachedObjects:
         if module.partition(".")[0] in ("torch", "memfit") and not module.startswith("memfit.integrations."):
             return
         for cell in function.__closure__ or ():
-            self._cells.append(cell)
-            self._visit_variable(_content_of(cell))
+            self.holders.append(cell)
+            self._visit_variables(content_of(cell))
         self._waiting.extend((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))
         namespace = function.__globals__
-        for name in _names_in(function.__code__):
-            if name in namespace:
-                self._globals[id(namespace), name] = namespace
-                self._visit_variable(namespace[name])
+        names = {name for name in _names_in(function.__code__) if name in namespace}
+        if id(namespace) not in self._globals:
+            self._globals[id(namespace)] = GlobalVariables(namespace, set())
+            self.holders.append(self._globals[id(namespace)])
+        self._globals[id(namespace)].names.update(names)
+        self._visit_variables([namespace[name] for name in names])
 
-    def _visit_variable(self, value: Any) -> None:
-        _refuse_iterator(value)
-        self._waiting.append(value)
+    def _visit_variables(self, values: Iterable[Any]) -> None:
+        for value in values:
+            _refuse_iterator(value)
+            self._waiting.append(value)
 
 
 def _refuse_iterators_of(method: Any) -> None:
@@ -150,56 +147,6 @@ def _is_of_a_library(function: Any) -> bool:
     """Return whether ``function`` is in a file of Python or of an installed package."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_filename.startswith(_LIBRARIES)
-
-
-class Bindings:
-    """What the variables of closures and some globals are bound to."""
-
-    def __init__(self, cells: Iterable[CellType], names: Iterable[tuple[dict[str, Any], str]]) -> None:
-        self._cells = [(cell, _Bound(_content_of(cell))) for cell in cells]
-        self._globals = [(namespace, name, _Bound(namespace.get(name, _EMPTY))) for namespace, name in names]
-
-    def have_changed(self) -> bool:
-        """Return whether one of them is bound to another object now."""
-        return any(bound.differs_from(_content_of(cell)) for cell, bound in self._cells) or any(
-            bound.differs_from(namespace.get(name, _EMPTY)) for namespace, name, bound in self._globals
-        )
-
-    def restore(self) -> None:
-        """Bind them to the same objects again; to another count, where one has counted on."""
-        for cell, bound in self._cells:
-            content = bound.content_again()
-            if content is not _EMPTY:
-                cell.cell_contents = content
-        for namespace, name, bound in self._globals:
-            content = bound.content_again()
-            if content is not _EMPTY:
-                namespace[name] = content
-
-
-class _Bound:
-    """What a variable is bound to."""
-
-    def __init__(self, content: Any) -> None:
-        self._content = content
-        self._count = repr(content) if type(content) is itertools.count else ""
-
-    def differs_from(self, content: Any) -> bool:
-        """Return whether the variable is bound to another object now, or its count has gone on."""
-        return content is not self._content or bool(self._count and repr(content) != self._count)
-
-    def content_again(self) -> Any:
-        """Return what is to be bound."""
-        if self._count and repr(self._content) != self._count:
-            self._content = count_of(self._count) or self._content
-        return self._content
-
-
-def _content_of(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _EMPTY
 
 
 def _names_in(code: CodeType) -> set[str]:
