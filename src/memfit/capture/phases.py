@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,11 +52,10 @@ class PhaseTracker:
 
 
 @contextmanager
-def noting_optimizers() -> Iterator[list[torch.optim.Optimizer]]:
-    """Yield a list that gets each optimizer that is stepped inside the block, at each of its steps."""
-    stepped: list[torch.optim.Optimizer] = []
-    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: stepped.append(optimizer))
+def before_optimizer_steps(call: Callable[[torch.optim.Optimizer], None]) -> Iterator[None]:
+    """Call ``call`` with each optimizer that is stepped inside the block, before each of its steps."""
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: call(optimizer))
     try:
-        yield stepped
+        yield
     finally:
         hook.remove()

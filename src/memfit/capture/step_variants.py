@@ -32,10 +32,9 @@ _NUM_MORE_SEEDS = 20
 
 
 class Variants(NamedTuple):
-    """The runs of a step that were looked at, of which ``chosen`` is measured; ``notes`` say what differs, in words."""
+    """The runs of a step that were looked at, of which the last is measured; ``notes`` say what differs, in words."""
 
     runs: tuple[Structure, ...] = ()
-    chosen: Structure | None = None
     notes: tuple[str, ...] = ()
 
     def bytes_of_skipped_blocks(
@@ -51,11 +50,11 @@ class Variants(NamedTuple):
         That is what a module's op makes that runs more often in some runs than in others, since its calls cannot be
         matched by counting, and what leaves blocks that are skipped in some.
         """
-        if self.chosen is None:
+        if not self.runs:
             return set()
         called = frozenset().union(*(run.called for run in self.runs))
         skipped = called - frozenset.intersection(*(run.called for run in self.runs))
-        varying = frozenset().union(*(self.chosen.varying_ops(run) for run in self.runs))
+        varying = frozenset().union(*(self.runs[-1].varying_ops(run) for run in self.runs))
         of_varying = {
             value
             for op in ops
@@ -80,37 +79,35 @@ def choose_variant(step: TrainingStep, state: KeptState, device: torch.device, *
     """
     decides = step.branches_at_random = any(step.ranks.gathered(decides or state.draws_random_numbers))
     begins_otherwise = state.changes_attributes or (decides and state.writes_tensors)
-    runs: dict[Any, Structure] = {}
+    runs: list[Structure] = []
     notes: list[str] = []
     if any(step.ranks.gathered(begins_otherwise)):
-        runs = {("step", number): run for number, run in enumerate(_first_steps(step, state, device))}
-        difference = _difference_among(step.ranks, runs)
+        steps = dict(enumerate(_first_steps(step, state, device)))
+        difference = _difference_among(step.ranks, steps)
         if difference is not None:
-            _, step.num_steps_before = _largest(step.ranks, runs)
+            step.num_steps_before = _largest(step.ranks, steps)
             notes.append(
                 f"its first steps differ: {difference}. It is planned for step {1 + step.num_steps_before} of the "
-                f"first {len(runs)}, which has the higher peak"
+                f"first {len(steps)}, which has the higher peak"
             )
-    chosen: Any = ("step", step.num_steps_before)
+        runs += [*steps.values(), steps[step.num_steps_before]]
+    of_seeds: dict[int | None, Structure] = {}
     if decides:
-        of_seeds: dict[Any, Structure] = {
-            ("seed", seed): _run(step, state, device, seed) for seed in (None, *range(_NUM_FIRST_SEEDS))
-        }
+        of_seeds = {seed: _run(step, state, device, seed) for seed in (None, *range(_NUM_FIRST_SEEDS))}
         difference = _difference_among(step.ranks, of_seeds)
         if difference is not None:
             for seed in range(_NUM_FIRST_SEEDS, _NUM_FIRST_SEEDS + _NUM_MORE_SEEDS):
-                of_seeds["seed", seed] = _run(step, state, device, seed)
-            _, step.random_seed = _largest(step.ranks, of_seeds)
+                of_seeds[seed] = _run(step, state, device, seed)
+            step.random_seed = _largest(step.ranks, of_seeds)
             notes.append(
                 f"its structure is random: {difference}. It is planned for the largest of {len(of_seeds)} runs with "
                 "other random numbers"
             )
-        chosen = ("seed", step.random_seed)
-        runs |= of_seeds
+        runs += [*of_seeds.values(), of_seeds[step.random_seed]]
     if not notes:
         return Variants()
-    _warm_up(step, state, {seed: run for (kind, seed), run in runs.items() if kind == "seed"})
-    return Variants(tuple(runs.values()), runs[chosen], tuple(notes))
+    _warm_up(step, state, of_seeds)
+    return Variants(tuple(runs), tuple(notes))
 
 
 def _warm_up(step: TrainingStep, state: KeptState, runs: Mapping[int | None, Structure]) -> None:

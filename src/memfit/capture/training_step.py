@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from memfit.capture.phases import noting_optimizers
+from memfit.capture.phases import before_optimizer_steps
 from memfit.capture.step_arguments import StepArguments, innermost_optimizer
 from memfit.distributed.local_tensors import local_tensor
 from memfit.distributed.ranks import Ranks, ranks_of
@@ -85,7 +84,8 @@ class TrainingStep:
         if self.arguments.step is None:
             self.run_forward_and_backward(on_phase)
         else:
-            with noting_optimizers() as stepped:
+            stepped: list[torch.optim.Optimizer] = []
+            with before_optimizer_steps(stepped.append):
                 self.run_forward_and_backward(on_phase)
             if innermost_optimizer(optimizer) in stepped:
                 optimizer = None
@@ -173,11 +173,11 @@ def _phases_seen_by(model: nn.Module, on_phase: PhaseObserver) -> Iterator[None]
     hooks = [
         model.register_forward_pre_hook(lambda *_: see(Phase.FORWARD)),
         model.register_forward_hook(see_output),
-        register_optimizer_step_pre_hook(lambda *_: see(Phase.OPTIMIZER)),
     ]
     try:
-        see(Phase.FORWARD)
-        yield
+        with before_optimizer_steps(lambda _: see(Phase.OPTIMIZER)):
+            see(Phase.FORWARD)
+            yield
     finally:
         for hook in hooks:
             hook.remove()

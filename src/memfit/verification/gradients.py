@@ -6,12 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from memfit.capture.phases import before_optimizer_steps
 from memfit.capture.state.bits import same_bits
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.local_tensors import local_tensor
@@ -73,7 +72,7 @@ def gradients_of_run(step: TrainingStep) -> Gradients:
     gradients: dict[str, Tensor | None] = {}
     num_steps: Counter[int] = Counter()
 
-    def copy_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def copy_gradients(optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -83,11 +82,8 @@ def gradients_of_run(step: TrainingStep) -> Gradients:
                     number = num_steps[id(parameter)]
                     gradients[name if number == 1 else f"{name} (step {number})"] = _host_copy(parameter.grad)
 
-    hook = register_optimizer_step_pre_hook(copy_gradients)
-    try:
+    with before_optimizer_steps(copy_gradients):
         step.run()
-    finally:
-        hook.remove()
     return {**gradients_of(step), **gradients}
 
 

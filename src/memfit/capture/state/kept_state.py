@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from memfit.capture.phases import before_optimizer_steps
 from memfit.capture.recording.plain_tensors import plain_alias
 from memfit.capture.state.python_state import AttributeSnapshot
 from memfit.capture.state.random_states import RandomStates
@@ -235,7 +235,7 @@ class KeptState:
         writes.gradients = frozenset(map(id, self._gradients.kept))
         num_steps = 0
 
-        def see(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        def see(optimizer: torch.optim.Optimizer) -> None:
             nonlocal num_steps
             refuse_optimizer_with_closures(optimizer)
             num_steps += 1
@@ -245,12 +245,8 @@ class KeptState:
                 self._optimizers[id(optimizer)] = optimizer
                 self._optimizer_states.append(_snapshot_of_optimizer(optimizer))
 
-        hook = register_optimizer_step_pre_hook(see)
-        try:
-            with writes:
-                yield
-        finally:
-            hook.remove()
+        with before_optimizer_steps(see), writes:
+            yield
         self._steps_optimizers |= num_steps > 0 and self._step.arguments.step is not None
         if writes.met_collectives:
             # What stands around the model may be out of sight.
