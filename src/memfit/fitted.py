@@ -153,8 +153,8 @@ class _StepStart:
     def __init__(self, model: nn.Module) -> None:
         self._parameters = list(model.parameters())
         self._versions = [parameter._version for parameter in self._parameters]
-        self._gradients = [_copy_to_host(parameter.grad) for parameter in self._parameters]
-        self._gradient_objects = [parameter.grad for parameter in self._parameters]
+        self._gradients = [parameter.grad for parameter in self._parameters]
+        self._copies = [None if grad is None else grad.detach().to("cpu", copy=True) for grad in self._gradients]
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         self._random_states = RandomStates()
 
@@ -165,16 +165,10 @@ class _StepStart:
     def restore(self) -> None:
         """Put everything back."""
         with torch.no_grad():
-            for parameter, gradient, copied in zip(
-                self._parameters, self._gradient_objects, self._gradients, strict=True
-            ):
+            for parameter, gradient, copied in zip(self._parameters, self._gradients, self._copies, strict=True):
                 parameter.grad = gradient
                 if gradient is not None and copied is not None:
                     gradient.copy_(copied)
             for buffer, copied in self._buffers:
                 buffer.copy_(copied)
         self._random_states.restore()
-
-
-def _copy_to_host(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    return None if gradient is None else gradient.detach().to("cpu", copy=True)
