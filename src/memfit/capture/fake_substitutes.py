@@ -34,7 +34,8 @@ def fake_tensors_in(step: TrainingStep, make_fake: MakeFake) -> Iterator[None]:
     }
     if any(fsdp_modules(module) for module in modules.values()):
         raise MemfitError(
-            "fully_shard keeps state of its own in modules, which fake tensors would stay in; use mode='real'"
+            "fully_shard keeps state of its own in modules, which fake tensors would stay in; use mode='real', with a "
+            "smaller batch where the plain step does not fit the device"
         )
     has_hooks = any(
         parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)

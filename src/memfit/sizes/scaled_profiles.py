@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Generic, NamedTuple, TypeVar
 
 from memfit.calibration.calibrating import UNACCOUNTED
@@ -37,8 +38,7 @@ class ScaledProfiles(Generic[Size]):
         real_ones = {size: profile for size, profile in measured.items() if profile.measured_with == "real step"}
         # Estimated seconds are no measure beside real ones: what did not fit the device is scaled from the rest.
         self._measured = real_ones or dict(measured)
-        self._fake, self._real = fake, real
-        self._fakes: dict[Size, ModelProfile] = {}
+        self._fake_at, self._real = cache(fake), real
         try:
             for size in self._measured:
                 self._fake_at(size)
@@ -74,11 +74,6 @@ class ScaledProfiles(Generic[Size]):
                 where = "in the loss" if module is None else f"in {module!r}" if module else "in the model itself"
                 return f"{one[module]} and {two[module]} matrix products and the like {where}"
         return None
-
-    def _fake_at(self, size: Size) -> ModelProfile:
-        if size not in self._fakes:
-            self._fakes[size] = self._fake(size)
-        return self._fakes[size]
 
     def _neighbours(self, seconds: float) -> tuple[Size, Size]:
         """Return the measured sizes between which a step lies by its estimated seconds, or the two closest to it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 
 from memfit.budgets import BudgetLike, HostBudgetLike, budget_in_bytes
@@ -38,7 +39,7 @@ class SizeSearch:
         self._progress = progress
         self._rows: dict[int, TunedSize] = {}
         self._errors: dict[int, Exception] = {}
-        self._fakes: dict[int, ModelProfile] = {}
+        self._fake = cache(lambda size: profiled(size, "fake"))
 
     def rows(self, sizes: list[int] | None, *, stops_at_first_too_large: bool = False) -> dict[int, TunedSize]:
         """Return what is predicted of the ``sizes``, ascending; without, of the sizes that were searched."""
@@ -140,11 +141,6 @@ class SizeSearch:
             raise
         except MemfitError:
             return None
-
-    def _fake(self, size: int) -> ModelProfile:
-        if size not in self._fakes:
-            self._fakes[size] = self._profiled(size, "fake")
-        return self._fakes[size]
 
     def _real_or_fake(self, size: int) -> ModelProfile:
         fake = self._plain(size)
