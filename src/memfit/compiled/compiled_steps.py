@@ -42,15 +42,7 @@ from memfit.progress import Progress
 from memfit.runtime.applying.apply import apply
 from memfit.runtime.applying.batch_tensors import tensors_of
 from memfit.runtime.compiling.planned_blocks import PlannedBlocks, original_of
-from memfit.verification.gradients import (
-    NO_DIFFERENCE,
-    GradientDifference,
-    Gradients,
-    difference_between,
-    difference_from,
-    gradients_of,
-    gradients_of_run,
-)
+from memfit.verification.gradients import GradientDifference, Gradients, compared_now, compared_run
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 3, 10
 _TIMING_SECONDS = 4.0
@@ -267,12 +259,9 @@ class _CompiledStep:
         """Measure the memory of a trial; return its gradients, or how they differ from a ``reference``."""
         with self._measured(trial):
             if not self._state.consumes_gradients:
-                if reference is None:
-                    return gradients_of(self._step), NO_DIFFERENCE
-                return {}, difference_from(reference, self._step)
+                return compared_now(self._step, reference)
         with self._state.kept(), self._running(trial):
-            gradients = gradients_of_run(self._step)
-        return gradients, NO_DIFFERENCE if reference is None else difference_between(reference, gradients)
+            return compared_run(self._step, reference)
 
     @contextmanager
     def _measured(self, trial: Trial) -> Iterator[None]:

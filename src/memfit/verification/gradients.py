@@ -51,9 +51,11 @@ def gradients_of(step: TrainingStep) -> Gradients:
     return {name: _host_copy(leaf.grad) for name, leaf in _leaves_of(step)}
 
 
-def difference_from(reference: Gradients, step: TrainingStep) -> GradientDifference:
-    """Return how the gradients there are now differ from ``reference``, without copying all of them."""
-    return difference_between(reference, {name: _dense(leaf.grad) for name, leaf in _leaves_of(step)})
+def compared_now(step: TrainingStep, reference: Gradients | None) -> tuple[Gradients, GradientDifference]:
+    """Return the gradients there are now; with a ``reference``, how they differ from it: that copies none of them."""
+    if reference is None:
+        return gradients_of(step), NO_DIFFERENCE
+    return {}, difference_between(reference, {name: _dense(leaf.grad) for name, leaf in _leaves_of(step)})
 
 
 def _leaves_of(step: TrainingStep) -> list[tuple[str, Tensor]]:
@@ -62,8 +64,8 @@ def _leaves_of(step: TrainingStep) -> list[tuple[str, Tensor]]:
     return [(name, leaf) for name, leaf in named if leaf.requires_grad and leaf.is_leaf]
 
 
-def gradients_of_run(step: TrainingStep) -> Gradients:
-    """Run the step and return copies of its gradients, also of those that the step itself consumes.
+def compared_run(step: TrainingStep, reference: Gradients | None) -> tuple[Gradients, GradientDifference]:
+    """Run the step; return its gradients, also those that it consumes itself, or how they differ from ``reference``.
 
     Optimizers that the step, or a hook, steps may be followed by ``zero_grad()``: what they are given is copied before
     each of their steps, under the name of the parameter and the number of the step.
@@ -84,7 +86,8 @@ def gradients_of_run(step: TrainingStep) -> Gradients:
 
     with before_optimizer_steps(copy_gradients):
         step.run()
-    return {**gradients_of(step), **gradients}
+    gradients = {**gradients_of(step), **gradients}
+    return (gradients, NO_DIFFERENCE) if reference is None else ({}, difference_between(reference, gradients))
 
 
 def difference_between(plain: Gradients, other: Gradients) -> GradientDifference:

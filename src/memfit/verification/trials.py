@@ -18,15 +18,7 @@ from memfit.graph.inputs import Input
 from memfit.progress import Progress
 from memfit.runtime.allocation_meter import allocated_peak
 from memfit.runtime.applying.model_inputs import noting_inputs
-from memfit.verification.gradients import (
-    NO_DIFFERENCE,
-    GradientDifference,
-    Gradients,
-    difference_between,
-    difference_from,
-    gradients_of,
-    gradients_of_run,
-)
+from memfit.verification.gradients import GradientDifference, Gradients, compared_now, compared_run
 from memfit.verification.methods import Method
 
 # Enough rounds for quartiles to mean something; more where steps are short, up to this many seconds of them.
@@ -74,14 +66,9 @@ class Trials:
         with self._state.kept(), method(self._step.model):
             peak_bytes = self._peak_of_run(held)
             if not self._state.consumes_gradients:
-                if reference is None:
-                    return Measured(peak_bytes, gradients_of(self._step), NO_DIFFERENCE)
-                return Measured(peak_bytes, {}, difference_from(reference, self._step))
+                return Measured(peak_bytes, *compared_now(self._step, reference))
         with self._state.kept(), method(self._step.model):
-            gradients = gradients_of_run(self._step)
-        if reference is None:
-            return Measured(peak_bytes, gradients, NO_DIFFERENCE)
-        return Measured(peak_bytes, {}, difference_between(reference, gradients))
+            return Measured(peak_bytes, *compared_run(self._step, reference))
 
     def peak_bytes(self, method: Method) -> int:
         """Return the peak of a run."""
