@@ -336,14 +336,14 @@ def main() -> int:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         print(f"{name}: {rows[-1].error or [f'{plan.over:+.2%}' for plan in rows[-1].plans]}", flush=True)
+        if options.json is not None:
+            facts = environment_facts() | {"transformers": version("transformers"), "engine": engine}
+            result = {"environment": facts, "rows": [asdict(row) for row in rows]}
+            options.json.write_text(json.dumps(result, indent=1) + "\n")
     Console(width=140).print(table_of(rows))
     plans = [plan for row in rows for plan in row.plans]
     num_over = sum(plan.over > 0 for plan in plans)
     print(f"{num_over} of {len(plans)} plans of {len(rows)} models are over their budget in some step")
-    if options.json is not None:
-        facts = environment_facts() | {"transformers": version("transformers"), "engine": engine}
-        result = {"environment": facts, "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 1 if num_over or any(row.error for row in rows) else 0
 
 

@@ -64,8 +64,8 @@ def measured(device: torch.device, num_steps: int, *, small: bool) -> dict[str, 
     model = _model(scale, device)
     weights = copy.deepcopy(model.state_dict())
     lengths = _lengths(scale, num_steps)
-    longest = _batch(scale, scale.longest, device)
-    plain_bytes = memfit.profile(model, longest, optimizer=_optimizer(model)).peak_bytes
+    plain_bytes = max(_trained(model, _optimizer(model), scale, [scale.longest] * 2, device).peak_bytes)
+    model.load_state_dict(weights)
     # A tiny model's weights and optimizer take most of the memory.
     budget_bytes = int(plain_bytes * (0.65 if small else _BUDGET_SHARE))
     batches = [_batch(scale, length, device) for length in (scale.fast_path, scale.middle, scale.longest)]
@@ -74,7 +74,7 @@ def measured(device: torch.device, num_steps: int, *, small: bool) -> dict[str, 
         return memfit.fit(model, batches=batches, budget=budget_bytes, optimizer=optimizer)
 
     def fitted_to_longest(optimizer: Any) -> memfit.Fitted:
-        return memfit.fit(model, longest, budget=budget_bytes, optimizer=optimizer)
+        return memfit.fit(model, batches[-1], budget=budget_bytes, optimizer=optimizer)
 
     methods: dict[str, tuple[int | None, Callable[[Any], AbstractContextManager[Any]]]] = {
         "plain": (None, lambda _: nullcontext()),
@@ -92,6 +92,7 @@ def measured(device: torch.device, num_steps: int, *, small: bool) -> dict[str, 
             if isinstance(prepared, memfit.Fitted):
                 print(prepared)
             run = _trained(model, optimizer, scale, lengths, device)
+        print(f"{name}: prepared in {preparing_seconds:.1f} s, trained in {sum(run.seconds):.1f} s", flush=True)
         num_over = 0 if budget is None else sum(peak > budget for peak in run.peak_bytes)
         rows.append(
             Row(

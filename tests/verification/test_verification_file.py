@@ -100,6 +100,7 @@ def test_gradients_hold_within_noise_and_noise_is_small(error: float, noise: flo
         example(), gradients_equal=False, max_gradient_error=error, plain_reproducible=False, plain_gradient_error=noise
     )
     assert verification.gradients_hold is hold
+    assert ("as the plain step's" in repr(verification)) is hold
 
 
 @pytest.mark.parametrize("distance", [2e-2, 3e-2, math.inf])

@@ -155,10 +155,17 @@ class Verification:
     def _gradients_in_words(self) -> str:
         if self.gradients_equal is None:
             return "not compared"
-        if self.gradients_equal or self.gradient_tolerance is None or self.gradient_distance is None:
-            return "equal" if self.gradients_equal else "not equal"
-        side = "within" if self.gradients_hold else "outside"
-        return f"{side} the tolerance of {self.gradient_tolerance:.1e} ({self.gradient_distance:.1e} apart)"
+        if self.gradients_equal:
+            return "equal"
+        if self.gradient_tolerance is not None and self.gradient_distance is not None:
+            side = "within" if self.gradients_hold else "outside"
+            return f"{side} the tolerance of {self.gradient_tolerance:.1e} ({self.gradient_distance:.1e} apart)"
+        if self.gradients_hold:
+            return (
+                f"as the plain step's ({self.max_gradient_error:.1e} apart; the plain step differs from itself by "
+                f"{self.plain_gradient_error:.1e})"
+            )
+        return "not equal"
 
     def __repr__(self) -> str:
         return text_summary("Verification", self.summary_lines())
