@@ -116,11 +116,14 @@ def frontier(profile: ModelProfile, *, points: int = 16, host_budget: HostBudget
     return tuple(FrontierPoint(made.predicted_peak_bytes, made.predicted_overhead, made) for made in plans)
 
 
-def plan_recomputing(profile: ModelProfile, chosen: Callable[[Step], Set[int]]) -> Plan:
-    """Return the plan that drops the ``chosen`` values, as far as the engine can replay them, needed or not."""
+def plan_recomputing(profile: ModelProfile, chosen: Callable[[Step], Set[int]], *, is_trial: bool = False) -> Plan:
+    """Return the plan that drops the ``chosen`` values, as far as the engine can replay them, needed or not.
+
+    The peak of a trial is not counted as the allocator does, which takes longer than all else.
+    """
     known = known_step(profile)
     choice = _judged_candidate(known, known.step.droppable_among(chosen(known.step)))
-    return _plan_of(known, choice, None, choice.added_seconds)
+    return _plan_of(known, choice, None, choice.added_seconds, choice.peak_bytes if is_trial else None)
 
 
 def _judged_candidate(known: KnownStep, recomputed: Set[int]) -> Candidate:
@@ -179,7 +182,9 @@ class _Choices:
         return _plan_of(known, choice, budget_bytes, max(choice.added_seconds - least, 0.0))
 
 
-def _plan_of(known: KnownStep, choice: Candidate, budget_bytes: int | None, gap_seconds: float) -> Plan:
+def _plan_of(
+    known: KnownStep, choice: Candidate, budget_bytes: int | None, gap_seconds: float, peak_bytes: int | None = None
+) -> Plan:
     step, profile = known.step, known.step.profile
     simulation = known.simulation(choice.recomputed, choice.offloading)
     decision_of = dict.fromkeys(choice.recomputed, Decision.RECOMPUTE)
@@ -195,7 +200,7 @@ def _plan_of(known: KnownStep, choice: Candidate, budget_bytes: int | None, gap_
         hooked_modules=chosen.hooked_modules,
         recompute_flops=simulation.recompute_flops,
         fingerprint=profile.fingerprint,
-        predicted_peak_bytes=known.peak_bytes(choice),
+        predicted_peak_bytes=known.peak_bytes(choice) if peak_bytes is None else peak_bytes,
         predicted_overhead=simulation.added_seconds / step_seconds,
         optimality_gap=gap_seconds / step_seconds,
         budget_bytes=budget_bytes,
