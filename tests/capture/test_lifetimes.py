@@ -140,3 +140,26 @@ def test_parameters_of_the_loss_keep_their_gradients(gradient: Tensor | None) ->
     temperature.grad = None if gradient is None else gradient.clone()
     memfit.profile(nn.Linear(4, 2), torch.ones(2, 4), loss=lambda output: (output / temperature).sum())
     assert temperature.grad is None if gradient is None else torch.equal(temperature.grad, gradient)
+
+
+@pytest.mark.parametrize("ends", ["profile", "fit"])
+def test_measuring_leaves_no_tensor_to_the_garbage_collector(ends: str) -> None:
+    """Loops may run without it for long, and what it has not collected counts beside the training step."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.ones(64, 16)
+    gc.collect()
+    gc.disable()
+    try:
+        num_before = num_tensors()
+        if ends == "profile":
+            memfit.profile(model, batch, loss=Tensor.sum, optimizer=optimizer)
+        else:
+            memfit.fit(model, batch, budget="29KiB", loss=Tensor.sum, optimizer=optimizer)
+        assert num_tensors() == num_before
+    finally:
+        gc.enable()
+
+
+def num_tensors() -> int:
+    return sum(issubclass(type(found), Tensor) for found in gc.get_objects())

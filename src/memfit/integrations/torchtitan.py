@@ -94,10 +94,14 @@ def _calling_trainer(model: nn.Module) -> tuple[Any, dict[str, Any]]:
     """Return the trainer that is calling ``model``, and what its `forward_backward_step` was called with."""
     frame = inspect.currentframe()
     while frame is not None:
-        trainer = frame.f_locals.get("self")
-        if frame.f_code.co_name == "forward_backward_step" and isinstance(trainer, Trainer):
-            _refuse_unfit(trainer)
-            return trainer, {name: frame.f_locals[name] for name in ("input_dict", "labels", "global_valid_tokens")}
+        # Only this frame's variables are asked for: those of the running function would make a cycle that holds all
+        # callers' tensors until garbage is collected, which the trainer does rarely.
+        if frame.f_code.co_name == "forward_backward_step":
+            variables = frame.f_locals
+            trainer = variables.get("self")
+            if isinstance(trainer, Trainer):
+                _refuse_unfit(trainer)
+                return trainer, {name: variables[name] for name in ("input_dict", "labels", "global_valid_tokens")}
         frame = frame.f_back
     raise InvalidParameterError(
         f"MemfitAC fits a {type(model).__name__} that torchtitan's Trainer trains; in other loops, call memfit.fit"

@@ -114,7 +114,10 @@ class StepRecorder(OpInterceptor):
         self._saved_storages.clear()
         for tensor in self.recording.outside:
             _MARKS.remove(tensor.untyped_storage())
-        return self.recording
+        # The recorder is part of reference cycles. Tensors in them would stay until garbage is collected.
+        recording, self.recording = self.recording, Recording()
+        self._buffers.clear()
+        return recording
 
     def storage_died(self, number: int) -> None:
         """Note that a storage is gone."""
@@ -348,11 +351,12 @@ class StepRecorder(OpInterceptor):
         if not isinstance(packed, SaveHandle):
             assert isinstance(packed, Tensor)
             return packed
-        save = self.recording.saves[packed.number]
-        if save.read_before is None and self._is_open:
-            save.read_before = self._num_begun
-            self._scopes.backward_runs()
-            self.recording.reads.append(packed.number)
+        if self._is_open:
+            save = self.recording.saves[packed.number]
+            if save.read_before is None:
+                save.read_before = self._num_begun
+                self._scopes.backward_runs()
+                self.recording.reads.append(packed.number)
         return packed.tensor
 
 
