@@ -8,9 +8,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
-from memfit.cli.target import parse_arguments
-
-_ENTRIES = ("model", "batch", "loss", "optimizer")
+from memfit.cli.target import ENTRIES, parse_arguments
 
 
 def python_code(
@@ -38,7 +36,7 @@ def python_code(
         model = 'training_step["model"]'
         step = ["**training_step"]
     else:
-        names = _ENTRIES[:num_entries]
+        names = ENTRIES[:num_entries]
         lines.append(f"{', '.join(names)} = {call}")
         model = "model"
         step = [*names[:2], *(f"{name}={name}" for name in names[2:])]

@@ -34,7 +34,7 @@ def target_to_run(
         raise InvalidParameterError(
             f"{text}: batches of several sizes are for `memfit fit`; return the largest as 'batch' here"
         )
-    if isinstance(target.batch, FunctionType | partial) and not takes_sizes:
+    if isinstance(target.step_arguments["batch"], FunctionType | partial) and not takes_sizes:
         raise InvalidParameterError(
             f"{text}: the batch is a function; that is for `memfit tune`, other commands need a batch"
         )
@@ -63,7 +63,7 @@ def profiled(target: Target, **options: Any) -> ModelProfile:
     from memfit.profiling import profile
 
     with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
-        return profile(target.model, **target.step_arguments(), **options, progress=progress)
+        return profile(target.model, **target.step_arguments, **options, progress=progress)
 
 
 def frontier_of(profile: ModelProfile, num_points: int, host_budget: int | str = 0) -> tuple[FrontierPoint, ...]:
@@ -82,23 +82,23 @@ def verified(target: Target, plan: Plan) -> Verification:
 
     with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
         build_engine(progress)
-        return verify(target.model, plan, **target.step_arguments(), progress=progress)
+        return verify(target.model, plan, **target.step_arguments, progress=progress)
 
 
 def fitted(target: Target, budget: int | float | str, **options: Any) -> Fitted:
     """Return the TARGET's model fitted into ``budget``, with the other ``options`` of `memfit.fit`."""
     from memfit.fitting import fit
 
-    arguments = target.step_arguments() | {"batches": target.batches}
+    arguments = target.step_arguments | {"batches": target.batches, "budget": budget}
     with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
-        return fit(target.model, **arguments, budget=budget, **options, progress=progress)
+        return fit(target.model, **arguments, **options, progress=progress)
 
 
 def tuned(target: Target, budget: int | float | str, **options: Any) -> Tuned:
     """Return the best batch size of the TARGET, whose batch is ``make_batch``, with the options of `memfit.tune`."""
     from memfit.tuning.tune import tune
 
-    arguments = target.step_arguments()
+    arguments = dict(target.step_arguments)
     make_batch = arguments.pop("batch")
     with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
         return tune(target.model, make_batch, **arguments, budget=budget, **options, progress=progress)
@@ -115,6 +115,6 @@ def compared(target: Target, fitted: Fitted) -> tuple[MethodResult, ...]:
         raise InvalidParameterError(
             f"--compare checkpoints every repeated block, and {type(target.model).__name__} has none; leave it out"
         )
-    step = TrainingStep(target.model, StepArguments(**target.step_arguments()))
+    step = TrainingStep(target.model, StepArguments(**target.step_arguments))
     with progress_of_command() as progress, users_own_errors(_WHILE_RUNNING):
         return compare(step, fitted.plan, paths, progress)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memfit.cli.user_errors import users_own_errors
 from memfit.errors import InvalidParameterError
@@ -26,32 +26,22 @@ if TYPE_CHECKING:
 _FORMS = "package.module:function or path/file.py:function, such as memfit.models:gpt"
 
 
+ENTRIES = ("model", "batch", "loss", "optimizer")
+"""The longest tuple that a TARGET's function may return."""
+
+_NAMES = (*ENTRIES, "targets", "step", "gradients", "batches")
+
+
 class Target(NamedTuple):
-    """What a TARGET's function returned: the model, the step arguments of `profile`, and ``batches`` for `fit`."""
+    """What a TARGET's function returned: the model, the step arguments of `profile`, and ``batches`` for `fit`.
+
+    ``num_entries`` is how many entries it returned as a tuple; None where it returned a dict.
+    """
 
     model: nn.Module
-    batch: Any = None
-    loss: Callable[..., Any] | None = None
-    optimizer: Any = None
-    targets: Any = None
-    step: Callable[..., object] | None = None
-    gradients: Literal["fresh", "kept"] = "fresh"
-    batches: Any = None
-    num_entries: int | None = None
-    """How many entries the function returned as a tuple; None where it returned a dict."""
-
-    def step_arguments(self) -> dict[str, Any]:
-        """Return the step arguments by name."""
-        arguments = self._asdict()
-        for name in ("model", "batches", "num_entries"):
-            del arguments[name]
-        return arguments
-
-
-# What a dict may name.
-_NAMES = Target._fields[:-1]
-# The longest tuple that a TARGET's function may return; a dict may have all of the names.
-_MOST_ENTRIES = 4
+    step_arguments: dict[str, Any]
+    batches: Any
+    num_entries: int | None
 
 
 def load_target(text: str, arguments: Sequence[str] = ()) -> Target:
@@ -166,24 +156,26 @@ def _checked(result: Any, text: str) -> Target:
     # The step arguments are checked here as well, so that what is wrong with them names the TARGET.
     try:
         if target.batches is None:
-            StepArguments(**target.step_arguments())
+            StepArguments(**target.step_arguments)
     except InvalidParameterError as error:
         form = ". Where there are targets, return a dict: {'model': model, 'batch': batch, 'targets': targets, ...}"
-        hint = form if target.targets is None and "targets" in str(error) else ""
+        hint = form if target.step_arguments.get("targets") is None and "targets" in str(error) else ""
         raise InvalidParameterError(f"{text}: {error}{hint}") from None
     return target
 
 
 def _target_of(result: Any, text: str) -> Target:
-    if isinstance(result, tuple) and 2 <= len(result) <= _MOST_ENTRIES:
-        return Target(*result)._replace(num_entries=len(result))
-    if isinstance(result, dict) and "model" in result and result.keys() <= set(_NAMES):
-        return Target(**result)
-    entries = f" of {len(result)}" if isinstance(result, tuple) else ""
-    if isinstance(result, dict):
-        unknown = sorted(str(name) for name in result.keys() - set(_NAMES))
-        entries = f" with {', '.join(unknown)}" if unknown else " without 'model'"
-    raise InvalidParameterError(
-        f"{text} must return (model, batch), (model, batch, loss), (model, batch, loss, optimizer) or a dict with "
-        f"'model' and any of {', '.join(_NAMES[1:])}; got {shown(result)}{entries}"
-    )
+    if isinstance(result, tuple) and 2 <= len(result) <= len(ENTRIES):
+        num_entries, given = len(result), dict(zip(ENTRIES, result, strict=False))
+    elif isinstance(result, dict) and "model" in result and result.keys() <= set(_NAMES):
+        num_entries, given = None, {"batch": None, **result}
+    else:
+        entries = f" of {len(result)}" if isinstance(result, tuple) else ""
+        if isinstance(result, dict):
+            unknown = sorted(str(name) for name in result.keys() - set(_NAMES))
+            entries = f" with {', '.join(unknown)}" if unknown else " without 'model'"
+        raise InvalidParameterError(
+            f"{text} must return (model, batch), (model, batch, loss), (model, batch, loss, optimizer) or a dict with "
+            f"'model' and any of {', '.join(_NAMES[1:])}; got {shown(result)}{entries}"
+        )
+    return Target(given.pop("model"), given, given.pop("batches", None), num_entries)

@@ -203,11 +203,11 @@ class _DropSearch:
         for layer in range(len(self.origins) - 1, -1, -1):
             state = int(self.origins[layer][state])
             num_before = len(self.origins[layer - 1]) if layer else 0
-            if state == 2 * num_before:
-                return [*dropped, layer]
             if state >= num_before:
                 dropped.append(layer)
-                state -= num_before
+            if state == 2 * num_before:
+                break
+            state %= num_before
         return dropped
 
 
