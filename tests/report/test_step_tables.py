@@ -62,10 +62,10 @@ def test_blocks_show_what_is_offloaded_where_anything_is() -> None:
 
 def test_the_summary_says_how_much_goes_to_the_host() -> None:
     lines = dict(rows_of(plan_summary(PROFILE, offloading().plan)))
-    assert lines["values"] == "1 of 5 recomputed, 2 offloaded"
+    assert lines["values"] == "2 saved, 1 recomputed, 2 offloaded"
     assert lines["host"] == "300 B of pinned memory"
     lines = dict(rows_of(plan_summary(PROFILE, recomputing().plan)))
-    assert lines["values"] == "1 of 5 recomputed"
+    assert lines["values"] == "4 saved, 1 recomputed"
     assert "host" not in lines
 
 

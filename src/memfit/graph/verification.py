@@ -141,10 +141,11 @@ class Verification:
 
     def summary_lines(self) -> dict[str, str]:
         """Return what was measured, a few words for each."""
-        plain = "" if self.plain_peak_bytes is None else f"{format_bytes(self.plain_peak_bytes)} plain, "
+        plain_peak = self.plain_peak_bytes
+        plain = "the plain step does not fit" if plain_peak is None else f"{format_bytes(plain_peak)} plain"
         lines = {
             "gradients": self._gradients_in_words(),
-            "peak": f"{format_bytes(self.peak_bytes)} ({plain}{format_bytes(self.predicted_peak_bytes)} predicted)",
+            "peak": f"{format_bytes(self.peak_bytes)} ({plain}, {format_bytes(self.predicted_peak_bytes)} predicted)",
         }
         if self.budget_bytes is not None:
             side = "within" if self.within_budget else "over"

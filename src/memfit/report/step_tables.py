@@ -40,17 +40,12 @@ def profile_table(profile: ModelProfile, *, title: str) -> Table:
 
 def profile_summary(profile: ModelProfile) -> Padding:
     """Return the step in a few lines: memory, time, ops, device."""
-    return summary_grid(
-        {
-            "peak": f"{format_bytes(profile.peak_bytes)}, {format_bytes(bytes_from_before(profile).total())} of it "
-            "weights, optimizer state and batch",
-            "step": format_seconds(profile.step_seconds),
-            "ops": f"{len(profile.ops)} ops, {len(profile.values)} values, {len(profile.blocks)} blocks",
-            "measured": f"on {profile.device}, {profile.measured_with}",
-            **({} if profile.compiled is None else {"compiled": profile.compiled.in_words()}),
-            **({} if profile.link is None else {"host": _link_in_words(profile.link)}),
-        }
-    )
+    lines = profile.summary_lines()
+    before = format_bytes(bytes_from_before(profile).total())
+    lines["peak"] += f", {before} of it weights, optimizer state and batch"
+    if profile.link is not None:
+        lines["host"] = _link_in_words(profile.link)
+    return summary_grid(lines)
 
 
 def _link_in_words(link: Link) -> str:
@@ -78,26 +73,18 @@ def plan_table(profile: ModelProfile, plan: Plan, *, title: str) -> Table:
 
 def plan_summary(profile: ModelProfile, plan: Plan) -> Padding:
     """Return the plan in a few lines: memory, time, values, and for a budget how good the plan is."""
+    lines = plan.summary_lines()
     saved_share = 1 - plan.predicted_peak_bytes / profile.peak_bytes if profile.peak_bytes else 0.0
-    num_offloaded = _num_decided(plan, Decision.OFFLOAD)
-    offloaded = f", {num_offloaded} offloaded" if num_offloaded else ""
-    lines = {
-        "peak": f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(profile.peak_bytes)} "
-        f"({100 * saved_share:.1f}% less)",
-    }
-    if plan.compiled is not None:
-        lines["time"] = f"{format_overhead(plan.predicted_overhead)} on the plain step, which is not compiled"
-        lines["compiled"] = plan.compiled.in_words()
+    instead = f"instead of {format_bytes(profile.peak_bytes)} ({100 * saved_share:.1f}% less)"
+    lines["peak"] = f"{format_bytes(plan.predicted_peak_bytes)} {instead}"
+    overhead = format_overhead(plan.predicted_overhead)
+    if plan.compiled is None:
+        lines["time"] = f"{overhead} ({format_flops(plan.recompute_flops)} recomputed)"
+    else:
+        lines["time"] = f"{overhead} on the plain step, which is not compiled"
         if profile.compiled is not None:
             lines["partitions"] = profile.compiled.in_words()
-    else:
-        recomputed = f"{_num_decided(plan, Decision.RECOMPUTE)} of {len(plan.decisions)} recomputed"
-        lines["time"] = f"{format_overhead(plan.predicted_overhead)} ({format_flops(plan.recompute_flops)} recomputed)"
-        lines["values"] = f"{recomputed}{offloaded}"
-    if plan.host_bytes:
-        lines["host"] = f"{format_bytes(plan.host_bytes)} of pinned memory"
     if plan.budget_bytes is not None:
-        lines["budget"] = format_bytes(plan.budget_bytes)
         lines["optimality"] = _optimality_in_words(plan)
     return summary_grid(lines)
 
@@ -149,20 +136,13 @@ def verification_summary(verification: Verification, *, plan: Plan | None = None
 
     With the ``plan``, its predicted time is compared with the measured one; ``engine`` is the one that ran.
     """
-    lines: dict[str, str | Text] = {"gradients": _gradients_in_words(verification)}
-    plain = verification.plain_peak_bytes
-    instead = "the plain step does not fit" if plain is None else f"{format_bytes(plain)} plain"
-    predicted = f"{format_bytes(verification.predicted_peak_bytes)} predicted"
-    lines["peak"] = f"{format_bytes(verification.peak_bytes)} ({instead}, {predicted})"
+    words = verification.summary_lines()
+    lines: dict[str, str | Text] = {**words, "gradients": _gradients_in_words(verification)}
     if verification.budget_bytes is not None:
-        within = verification.within_budget
-        verdict = "within" if within else "over"
-        lines["budget"] = Text(
-            f"{verdict} {format_bytes(verification.budget_bytes)}", style="green" if within else "bold red"
-        )
+        lines["budget"] = Text(words["budget"], style="green" if verification.within_budget else "bold red")
+    lines["time"] = _time_in_words(verification)
     if verification.host_bytes:
         lines["host"] = f"{format_bytes(verification.host_bytes)} of pinned memory for offloaded values"
-    lines["time"] = _time_in_words(verification)
     if plan is not None and (difference := time_difference_in_words(plan, verification)) is not None:
         lines["predicted"] = difference
     if engine is not None:
