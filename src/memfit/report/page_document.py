@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from memfit.errors import InvalidParameterError
-from memfit.graph.names import is_within, parse_value_name
+from memfit.graph.names import parse_value_name
 from memfit.graph.plan import FrontierPoint
 from memfit.graph.plan_file import plan_text
 from memfit.infeasible_budget import LiveBytes
@@ -20,7 +20,7 @@ from memfit.planning.step import Bytes, Step
 from memfit.report.compiled_document import CompiledStep
 from memfit.report.memory_kinds import memory_kinds, named_samples
 from memfit.report.page_data import ReportData
-from memfit.report.plan_effect import LETTERS, bytes_by_block, plan_effect
+from memfit.report.plan_effect import LETTERS, BlockTable, bytes_by_block, plan_effect
 
 MOST_TIMELINE_POINTS = 600
 MOST_LIVE_MODULES = 32
@@ -49,7 +49,7 @@ def page_document(data: ReportData) -> dict[str, Any]:
 
 def _in_values(data: ReportData, step: Step, points: Sequence[FrontierPoint]) -> dict[str, Any]:
     """Return the step op by op, planned value by value."""
-    blocks = _BlockTable(step)
+    blocks = BlockTable(step)
     first_ops = _bucket_starts(step.num_ops)
     return {
         "blocks": blocks.labels,
@@ -122,25 +122,6 @@ def _profile_head(data: ReportData, step: Step) -> dict[str, Any]:
     }
 
 
-class _BlockTable:
-    """The blocks of the model and, last, what lies in none; ``of_value`` goes with ``Step.plannable``."""
-
-    def __init__(self, step: Step) -> None:
-        paths = [block.path for block in step.profile.blocks]
-        self.labels = [*paths, "outside the blocks"]
-        # Blocks of one list of modules are of one kind.
-        self.kinds = [*(path.rpartition(".")[0] for path in paths), "outside the blocks"]
-        block_of_module: dict[str, int] = {}
-        self.of_value: list[int] = []
-        for index in step.plannable:
-            module = step.profile.ops[step.value_op[index]].module or ""
-            if module not in block_of_module:
-                around = [number for number, path in enumerate(paths) if is_within(module, path)]
-                # Blocks may lie in one another; a value belongs to the innermost.
-                block_of_module[module] = max(around, key=lambda number: len(paths[number]), default=len(paths))
-            self.of_value.append(block_of_module[module])
-
-
 def _value_columns(step: Step, block_of_value: list[int]) -> dict[str, Any]:
     names = [parse_value_name(step.profile.values[index].name) for index in step.plannable]
     modules, module_places = _string_table(name.module for name in names)
@@ -200,7 +181,7 @@ def _downsampled(timeline_bytes: Bytes, first_ops: list[int]) -> list[int]:
     return most
 
 
-def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_ops: list[int]) -> dict[str, Any]:
+def _point_entry(step: Step, point: FrontierPoint, blocks: BlockTable, first_ops: list[int]) -> dict[str, Any]:
     effect = plan_effect(step, point.plan)
     simulation = effect.simulation
     live = list(simulation.live_at_peak)
@@ -211,7 +192,7 @@ def _point_entry(step: Step, point: FrontierPoint, blocks: _BlockTable, first_op
     return {
         **point.facts(),
         "outcomes": "".join(LETTERS[outcome] for outcome in effect.outcomes),
-        "blocks": bytes_by_block(step, effect, blocks.of_value, len(blocks.labels)),
+        "blocks": bytes_by_block(step, effect, blocks),
         "timeline_bytes": _downsampled(simulation.timeline_bytes, first_ops),
         "peak_op_index": simulation.peak_op_index,
         "peak_op": ops[simulation.peak_op_index].op if ops else "",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.errors import InvalidParameterError
+from memfit.graph.names import is_within
 from memfit.graph.plan import Decision, Plan
 from memfit.planning.simulate.simulator import Simulation, simulated
 from memfit.planning.step import Step
@@ -70,12 +71,31 @@ def _decided(step: Step, plan: Plan, decision: Decision) -> frozenset[int]:
     return frozenset(index for index in step.plannable if decisions[values[index].name] is decision)
 
 
-def bytes_by_block(step: Step, effect: PlanEffect, block_of_value: list[int], num_blocks: int) -> list[list[int]]:
+class BlockTable:
+    """The blocks of the model and, last, what lies in none; ``of_value`` goes with ``Step.plannable``."""
+
+    def __init__(self, step: Step) -> None:
+        paths = [block.path for block in step.profile.blocks]
+        self.labels = [*paths, "outside the blocks"]
+        # Blocks of one list of modules are of one kind.
+        self.kinds = [*(path.rpartition(".")[0] for path in paths), "outside the blocks"]
+        block_of_module: dict[str, int] = {}
+        self.of_value: list[int] = []
+        for index in step.plannable:
+            module = step.profile.ops[step.value_op[index]].module or ""
+            if module not in block_of_module:
+                around = [number for number, path in enumerate(paths) if is_within(module, path)]
+                # Blocks may lie in one another; a value belongs to the innermost.
+                block_of_module[module] = max(around, key=lambda number: len(paths[number]), default=len(paths))
+            self.of_value.append(block_of_module[module])
+
+
+def bytes_by_block(step: Step, effect: PlanEffect, blocks: BlockTable) -> list[list[int]]:
     """Return for each block the bytes of each decision, in their order. Values written in place share bytes, once."""
     decisions = tuple(Decision)
-    totals = [[0] * len(decisions) for _ in range(num_blocks)]
+    totals = [[0] * len(decisions) for _ in blocks.labels]
     held_storages: set[int] = set()
-    for index, outcome, block in zip(step.plannable, effect.outcomes, block_of_value, strict=True):
+    for index, outcome, block in zip(step.plannable, effect.outcomes, blocks.of_value, strict=True):
         if outcome is None:
             continue
         if outcome is Decision.SAVE:

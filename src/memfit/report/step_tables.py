@@ -10,12 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from memfit.graph.model_profile import Link, ModelProfile
-from memfit.graph.names import is_within
 from memfit.graph.plan import Decision, FrontierPoint, Plan
 from memfit.graph.size_plans import SizedPlan
 from memfit.graph.verification import MethodResult, Verification
 from memfit.infeasible_budget import bytes_from_before
+from memfit.planning.step import Step
 from memfit.report.layer_table import MOST_ROWS, format_flops
+from memfit.report.plan_effect import BlockTable, bytes_by_block, plan_effect
 from memfit.report.terminal_table import TerminalTable, summary_grid
 from memfit.units import format_bytes, format_overhead, format_seconds
 
@@ -57,15 +58,21 @@ def plan_table(profile: ModelProfile, plan: Plan, *, title: str) -> Table:
     """Return one row per block: how many of its bytes for the backward pass are saved, recomputed and offloaded."""
     table = TerminalTable(title)
     table.add_column("block", overflow="ellipsis")
-    bytes_of, num_offloaded = _counted_by_block(profile, plan, [block.path for block in profile.blocks[:MOST_ROWS]])
+    step = Step(profile)
+    effect, blocks = plan_effect(step, plan), BlockTable(step)
+    num_offloaded = Counter(
+        block for block, outcome in zip(blocks.of_value, effect.outcomes, strict=True) if outcome is Decision.OFFLOAD
+    )
     # Most plans offload nothing, and their tables have no column for it.
     is_offloading = _num_decided(plan, Decision.OFFLOAD) > 0
     table.add_numbers("saved", "recomputed", *(("offloaded", "values offloaded") if is_offloading else ()))
-    for path, num_bytes in bytes_of.items():
+    rows = bytes_by_block(step, effect, blocks)
+    for number, block in enumerate(profile.blocks[:MOST_ROWS]):
+        num_bytes = dict(zip(Decision, rows[number], strict=True))
         cells = [format_bytes(num_bytes[decision]) for decision in (Decision.SAVE, Decision.RECOMPUTE)]
         if is_offloading:
-            cells += [format_bytes(num_bytes[Decision.OFFLOAD]), str(num_offloaded[path])]
-        table.add_row(Text(path), *cells)
+            cells += [format_bytes(num_bytes[Decision.OFFLOAD]), str(num_offloaded[number])]
+        table.add_row(Text(block.path), *cells)
     if len(profile.blocks) > MOST_ROWS:
         table.caption = f"… and {len(profile.blocks) - MOST_ROWS} blocks more"
     return table
@@ -226,31 +233,3 @@ def _time_in_words(verification: Verification) -> str:
 
 def _num_decided(plan: Plan, decision: Decision) -> int:
     return sum(each is decision for each in plan.decisions.values())
-
-
-def _counted_by_block(
-    profile: ModelProfile, plan: Plan, paths: Sequence[str]
-) -> tuple[dict[str, Counter[Decision]], Counter[str]]:
-    """Return the bytes that the backward pass needs of each block, by decision, and how many values it offloads.
-
-    A storage that autograd saved counts once. What is offloaded has a place of its own on the host, and may also be
-    something that autograd did not save and a replay starts from.
-    """
-    bytes_of: dict[str, Counter[Decision]] = {path: Counter() for path in paths}
-    num_offloaded: Counter[str] = Counter()
-    seen: set[int] = set()
-    for value in profile.values:
-        decision = plan.decisions.get(value.name)
-        if decision is None or value.op_index is None:
-            continue
-        is_offloaded = decision is Decision.OFFLOAD
-        if not is_offloaded:
-            if not value.is_saved or value.storage in seen:
-                continue
-            seen.add(value.storage)
-        module = profile.ops[value.op_index].module or ""
-        for path in paths:
-            if is_within(module, path):
-                bytes_of[path][decision] += value.num_bytes
-                num_offloaded[path] += is_offloaded
-    return bytes_of, num_offloaded

@@ -139,7 +139,7 @@ def _plan_profile(document: dict[str, Any], file: Path, wish: _Wish, output: Pat
     from memfit.report.step_tables import plan_summary, plan_table
 
     screen = console()
-    if measured.blocks:
+    if measured.blocks and value_plan.compiled is None:
         screen.print(plan_table(measured, value_plan, title=f"{file.name}: {wish.label}"))
     screen.print(plan_summary(measured, value_plan))
     if not value_plan.changes_anything:
