@@ -7,6 +7,7 @@
 //
 // An op that is missing here takes the fallback. An op here must not write to any argument but its first.
 
+#include <ATen/Operators.h>
 #include <ATen/core/boxing/impl/boxing.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -18,61 +19,6 @@
 #include <type_traits>
 
 #include "typed_kernels.h"
-
-// These need what is included above.
-#include <ATen/ops/_log_softmax_ops.h>
-#include <ATen/ops/_scaled_dot_product_cudnn_attention_ops.h>
-#include <ATen/ops/_scaled_dot_product_efficient_attention_ops.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_ops.h>
-#include <ATen/ops/_softmax_ops.h>
-#include <ATen/ops/_to_copy_ops.h>
-#include <ATen/ops/add_ops.h>
-#include <ATen/ops/addmm_ops.h>
-#include <ATen/ops/bmm_ops.h>
-#include <ATen/ops/cat_ops.h>
-#include <ATen/ops/clamp_ops.h>
-#include <ATen/ops/clone_ops.h>
-#include <ATen/ops/constant_pad_nd_ops.h>
-#include <ATen/ops/convolution_ops.h>
-#include <ATen/ops/cos_ops.h>
-#include <ATen/ops/cumsum_ops.h>
-#include <ATen/ops/div_ops.h>
-#include <ATen/ops/embedding_ops.h>
-#include <ATen/ops/empty_like_ops.h>
-#include <ATen/ops/exp_ops.h>
-#include <ATen/ops/floor_divide_ops.h>
-#include <ATen/ops/gather_ops.h>
-#include <ATen/ops/ge_ops.h>
-#include <ATen/ops/gelu_ops.h>
-#include <ATen/ops/histc_ops.h>
-#include <ATen/ops/index_ops.h>
-#include <ATen/ops/index_put_ops.h>
-#include <ATen/ops/masked_fill_ops.h>
-#include <ATen/ops/max_pool2d_with_indices_ops.h>
-#include <ATen/ops/mean_ops.h>
-#include <ATen/ops/mm_ops.h>
-#include <ATen/ops/mul_ops.h>
-#include <ATen/ops/native_group_norm_ops.h>
-#include <ATen/ops/native_layer_norm_ops.h>
-#include <ATen/ops/neg_ops.h>
-#include <ATen/ops/pow_ops.h>
-#include <ATen/ops/relu_ops.h>
-#include <ATen/ops/rsqrt_ops.h>
-#include <ATen/ops/rsub_ops.h>
-#include <ATen/ops/sigmoid_ops.h>
-#include <ATen/ops/silu_ops.h>
-#include <ATen/ops/sin_ops.h>
-#include <ATen/ops/sort_ops.h>
-#include <ATen/ops/sub_ops.h>
-#include <ATen/ops/sum_ops.h>
-#include <ATen/ops/tanh_ops.h>
-#include <ATen/ops/topk_ops.h>
-#include <ATen/ops/upsample_nearest2d_ops.h>
-#include <ATen/ops/where_ops.h>
-#if __has_include(<ATen/ops/_grouped_mm_ops.h>)
-#include <ATen/ops/_grouped_mm_ops.h>
-#endif
 
 namespace memfit {
 
@@ -88,6 +34,31 @@ template <typename... Results>
 void add_outputs(const std::tuple<Results...>& results, Outputs& outputs) {
   std::apply([&](const auto&... each) { (outputs.push_back(tensor_or_null(each)), ...); }, results);
 }
+
+// Whether an argument is, or has, a tensor of which ``is`` holds.
+template <typename Is>
+bool has_tensor(const Tensor& tensor, Is is) {
+  return tensor.defined() && is(tensor);
+}
+template <typename Is>
+bool has_tensor(const std::optional<Tensor>& tensor, Is is) {
+  return tensor && has_tensor(*tensor, is);
+}
+template <typename Is>
+bool has_tensor(const at::ITensorListRef& tensors, Is is) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const Tensor& tensor) { return has_tensor(tensor, is); });
+}
+template <typename Other, typename Is>
+bool has_tensor(const Other& /*unused*/, Is /*unused*/) {
+  return false;
+}
+
+inline constexpr auto is_meta = [](const Tensor& tensor) { return tensor.is_meta(); };
+inline constexpr auto requires_grad = [](const Tensor& tensor) { return tensor.requires_grad(); };
+// The same condition as in `is_plain_call`.
+inline constexpr auto is_subclass = [](const Tensor& tensor) {
+  return tensor.key_set().has(c10::DispatchKey::Python) || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+};
 
 // The calls of ops of one signature that the tape records, or a handler in Python runs.
 template <typename Signature>
@@ -165,44 +136,10 @@ struct UsualOp<Op, Result(Arguments...)> {
     return rule;
   }
   static bool passes_by(const OpRule& rule, const std::remove_reference_t<Arguments>&... arguments) {
-    return memfit::passes_by(rule, (is_meta(arguments) || ...), !(is_subclass(arguments) || ...),
-                             written_of(arguments...), requiring_grad(arguments...));
-  }
-
-  static bool is_meta(const Tensor& tensor) { return tensor.defined() && tensor.is_meta(); }
-  static bool is_meta(const at::ITensorListRef& tensors) { return tensors.size() > 0 && is_meta(*tensors.begin()); }
-  template <typename Other>
-  static bool is_meta(const Other& /*unused*/) {
-    return false;
-  }
-
-  // The same condition as in `is_plain_call`.
-  static bool is_subclass(const Tensor& tensor) {
-    return tensor.defined() && (tensor.key_set().has(c10::DispatchKey::Python) ||
-                                tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides());
-  }
-  static bool is_subclass(const std::optional<Tensor>& tensor) { return tensor && is_subclass(*tensor); }
-  static bool is_subclass(const at::ITensorListRef& tensors) {
-    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return is_subclass(tensor); });
-  }
-  template <typename Other>
-  static bool is_subclass(const Other& /*unused*/) {
-    return false;
-  }
-
-  static uint64_t requiring_grad(const std::remove_reference_t<Arguments>&... arguments) {
-    uint64_t bits = 0;
-    ((bits = bits << 1U | static_cast<uint64_t>(requires_grad(arguments))), ...);
-    return bits;
-  }
-  static bool requires_grad(const Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
-  static bool requires_grad(const std::optional<Tensor>& tensor) { return tensor && requires_grad(*tensor); }
-  static bool requires_grad(const at::ITensorListRef& tensors) {
-    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return requires_grad(tensor); });
-  }
-  template <typename Other>
-  static bool requires_grad(const Other& /*unused*/) {
-    return false;
+    uint64_t requiring_grad = 0;
+    ((requiring_grad = requiring_grad << 1U | static_cast<uint64_t>(has_tensor(arguments, requires_grad))), ...);
+    return memfit::passes_by(rule, (has_tensor(arguments, is_meta) || ...),
+                             !(has_tensor(arguments, is_subclass) || ...), written_of(arguments...), requiring_grad);
   }
 
   template <typename First, typename... Others>
@@ -227,20 +164,18 @@ void register_usual(torch::Library& library) {
 
 void register_usual_ops(torch::Library& library) {
   namespace ops = at::_ops;
-  register_usual<
-      ops::_log_softmax, ops::_scaled_dot_product_cudnn_attention, ops::_scaled_dot_product_efficient_attention,
-      ops::_scaled_dot_product_flash_attention, ops::_scaled_dot_product_flash_attention_for_cpu, ops::_softmax,
-      ops::_to_copy, ops::add_Scalar, ops::add_Tensor, ops::add__Tensor, ops::addmm, ops::bmm, ops::cat, ops::clamp_,
-      ops::clone, ops::constant_pad_nd, ops::convolution, ops::cos, ops::cumsum, ops::div_Scalar, ops::div_Tensor,
-      ops::div__Tensor, ops::embedding, ops::empty_like, ops::exp, ops::floor_divide, ops::gather, ops::ge_Scalar,
-      ops::gelu, ops::histc, ops::index_Tensor, ops::index_put_, ops::masked_fill_Scalar, ops::masked_fill__Scalar,
-      ops::max_pool2d_with_indices, ops::mean_dim, ops::mm, ops::mul_Scalar, ops::mul_Tensor, ops::mul__Tensor,
-      ops::native_group_norm, ops::native_layer_norm, ops::neg, ops::pow_Tensor_Scalar, ops::relu, ops::relu_,
-      ops::rsqrt, ops::rsub_Scalar, ops::sigmoid, ops::silu, ops::sin, ops::sort, ops::sort_stable, ops::sub_Scalar,
-      ops::sub_Tensor, ops::sum_dim_IntList, ops::tanh, ops::topk, ops::upsample_nearest2d, ops::where_self>(library);
-#if __has_include(<ATen/ops/_grouped_mm_ops.h>)
-  register_usual<ops::_grouped_mm>(library);
-#endif
+  register_usual<ops::_grouped_mm, ops::_log_softmax, ops::_scaled_dot_product_cudnn_attention,
+                 ops::_scaled_dot_product_efficient_attention, ops::_scaled_dot_product_flash_attention,
+                 ops::_scaled_dot_product_flash_attention_for_cpu, ops::_softmax, ops::_to_copy, ops::add_Scalar,
+                 ops::add_Tensor, ops::add__Tensor, ops::addmm, ops::bmm, ops::cat, ops::clamp_, ops::clone,
+                 ops::constant_pad_nd, ops::convolution, ops::cos, ops::cumsum, ops::div_Scalar, ops::div_Tensor,
+                 ops::div__Tensor, ops::embedding, ops::empty_like, ops::exp, ops::floor_divide, ops::gather,
+                 ops::ge_Scalar, ops::gelu, ops::histc, ops::index_Tensor, ops::index_put_, ops::masked_fill_Scalar,
+                 ops::masked_fill__Scalar, ops::max_pool2d_with_indices, ops::mean_dim, ops::mm, ops::mul_Scalar,
+                 ops::mul_Tensor, ops::mul__Tensor, ops::native_group_norm, ops::native_layer_norm, ops::neg,
+                 ops::pow_Tensor_Scalar, ops::relu, ops::relu_, ops::rsqrt, ops::rsub_Scalar, ops::sigmoid, ops::silu,
+                 ops::sin, ops::sort, ops::sort_stable, ops::sub_Scalar, ops::sub_Tensor, ops::sum_dim_IntList,
+                 ops::tanh, ops::topk, ops::upsample_nearest2d, ops::where_self>(library);
 }
 
 // Views that call only each other. Other views are intercepted and ignored.
