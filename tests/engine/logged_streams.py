@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -190,9 +189,7 @@ def logged_streams_of(engine: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @cache
 def _pretended_device() -> Any:
-    compiler = shutil.which("c++")
-    assert compiler is not None
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(native_build, "_SOURCES", Path(__file__).with_name("pretended_device"))
         patches.setattr(native_build, "_MODULE", "memfit_pretended_device")
-        return native_build._loaded(native_build._built(compiler))
+        return native_build._loaded(native_build._built())

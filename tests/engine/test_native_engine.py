@@ -69,14 +69,14 @@ def test_builds_that_start_at_once_share_one(tmp_path: Path, monkeypatch: pytest
     """Each opens the lock file by itself, as processes do."""
     commands = commands_of_builds(tmp_path, monkeypatch)
     with ThreadPoolExecutor(4) as threads:
-        libraries = set(threads.map(native_build._built, ["c++"] * 4))
+        libraries = {each.result() for each in [threads.submit(native_build._built) for _ in range(4)]}
     assert num_linked(commands) == 1
     assert [library.read_bytes() for library in libraries] == [b"a library"]
     # Nothing but the library and its lock is left, and each source was compiled once.
     assert len(list((tmp_path / "cache").iterdir())) == 2
     compiled = [command for command in commands if "-c" in command]
     sources = [part for command in compiled for part in command if part.endswith(".cpp")]
-    assert sorted(Path(source).name for source in sources) == ["module.cpp", "usual_ops.cpp"]
+    assert sorted(Path(source).name for source in sources) == ["allocation_meter.cpp", "module.cpp", "usual_ops.cpp"]
 
 
 def test_without_a_home_to_write_to_it_is_kept_where_files_are_temporary(

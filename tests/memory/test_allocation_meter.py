@@ -23,9 +23,9 @@ def buffer(num_kib: int) -> Tensor:
 
 @pytest.fixture(params=["meter", "profiler"])
 def measured_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count by the library, and as where there is no compiler."""
+    """Count by the engine in C++, and as where there is no compiler."""
     if request.param == "profiler":
-        monkeypatch.setattr(allocation_meter, "native_allocation_meter", lambda: None)
+        monkeypatch.setattr(allocation_meter, "native_module", lambda: None)
 
 
 @pytest.mark.usefixtures("measured_by")
@@ -158,7 +158,7 @@ def test_steps_take_what_the_profiler_of_torch_reports(
     step = make_step()
     step()
     by_meter = allocated_peak(step, CPU)
-    monkeypatch.setattr(allocation_meter, "native_allocation_meter", lambda: None)
+    monkeypatch.setattr(allocation_meter, "native_module", lambda: None)
     assert allocated_peak(step, CPU) == by_meter > 0
 
 

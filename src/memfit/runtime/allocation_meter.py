@@ -7,8 +7,6 @@ about how ops run: no dispatch mode is active. Without a C++ compiler, torch's o
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -19,7 +17,7 @@ from torch import Tensor
 from memfit.errors import MemfitError
 from memfit.runtime.engine.call_arguments import is_strided
 from memfit.runtime.engine.storage_attribute import StorageAttribute
-from memfit.runtime.native.native_build import native_allocation_meter
+from memfit.runtime.native.native_build import native_module
 from memfit.runtime.torch_internals import profilers_paused, record_free, recorded_memory_events
 
 _CPU = torch.device("cpu")
@@ -39,7 +37,7 @@ def allocated_peak(step: Callable[[], object], device: torch.device, held: Itera
         return torch.cuda.max_memory_allocated(device)
     # Nothing that the step frees may be held here: an exhausted iterator holds nothing.
     held = iter(held)
-    if native_allocation_meter() is None:
+    if native_module() is None:
         return _run_profiled(step, held).peak_bytes
     with AllocationMeter(held) as meter:
         step()
@@ -60,7 +58,7 @@ def out_of_memory_on_cpu() -> Iterator[None]:
 def allocated_inside(call: Callable[[], object]) -> tuple[Any, int]:
     """Run ``call`` and return its result and the most bytes that it held on the CPU beyond what is left afterwards."""
     results: list[object] = []
-    if native_allocation_meter() is None:
+    if native_module() is None:
         allocated = _run_profiled(lambda: results.append(call()), ())
         return results[0], allocated.peak_bytes - allocated.last_bytes
     with AllocationMeter() as meter:
@@ -71,67 +69,47 @@ def allocated_inside(call: Callable[[], object]) -> tuple[Any, int]:
 class AllocationMeter:
     """Counts, inside its block, the bytes that torch's CPU allocator allocates in this thread and in its autograd.
 
-    The storages of ``held`` count from the beginning, until they are freed. It needs the library of
-    `native_allocation_meter`.
+    The storages of ``held`` count from the beginning, until they are freed. It needs the engine in C++.
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
-        library = native_allocation_meter()
-        if library is None:
+        native = native_module()
+        if native is None:
             raise MemfitError("counting allocations as they happen needs a C++ compiler (on Linux)")
-        self._library = _with_types(library)
+        self._meter = native.AllocationMeter()
         self._held = held
-        self._active: int | None = None
-        self._last_bytes = 0
-        self._peak_bytes = 0
         self._stack = ExitStack()
 
     @property
     def live_bytes(self) -> int:
         """The bytes allocated now; after the block, those at its end."""
-        return self._last_bytes if self._active is None else self._library.memfit_meter_live_bytes(self._active)
+        return int(self._meter.live_bytes())
 
     @property
     def peak_bytes(self) -> int:
         """The most bytes allocated since the beginning or the last `restart_peak`."""
-        return self._peak_bytes if self._active is None else self._library.memfit_meter_peak_bytes(self._active)
+        return int(self._meter.peak_bytes())
 
     def restart_peak(self) -> None:
         """Restart the peak at the bytes allocated now."""
-        if self._active is not None:
-            self._library.memfit_meter_restart_peak(self._active)
+        self._meter.restart_peak()
 
     def __enter__(self) -> AllocationMeter:
         self._stack.enter_context(profilers_paused())
-        self._active = self._library.memfit_meter_start()
+        self._meter.start()
         for address, num_bytes in _blocks_on_cpu(self._held).items():
-            self._library.memfit_meter_hold(self._active, address, num_bytes)
+            self._meter.hold(address, num_bytes)
         self._held = ()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._last_bytes, self._peak_bytes = self.live_bytes, self.peak_bytes
-        active, self._active = self._active, None
-        is_innermost = self._library.memfit_meter_stop(active)
+        is_innermost = self._meter.stop()
         self._stack.close()
         if not is_innermost:
             raise MemfitError(
                 "a profiler was started during the step and not stopped; memfit measures memory in its place. Stop it "
                 "in the step"
             )
-
-
-@functools.cache
-def _with_types(library: ctypes.CDLL) -> Any:
-    """Return ``library`` with the types of its functions set."""
-    address = ctypes.c_void_p
-    library.memfit_meter_start.restype = address
-    library.memfit_meter_hold.argtypes, library.memfit_meter_hold.restype = [address, address, ctypes.c_size_t], None
-    library.memfit_meter_stop.argtypes, library.memfit_meter_stop.restype = [address], ctypes.c_bool
-    library.memfit_meter_live_bytes.argtypes = library.memfit_meter_peak_bytes.argtypes = [address]
-    library.memfit_meter_live_bytes.restype = library.memfit_meter_peak_bytes.restype = ctypes.c_int64
-    library.memfit_meter_restart_peak.argtypes, library.memfit_meter_restart_peak.restype = [address], None
-    return library
 
 
 def _blocks_on_cpu(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -1,6 +1,6 @@
 // Counts the allocations of torch's CPU allocator by the events that it reports to profilers.
-//
-// A library of its own, which builds in seconds: it needs few of torch's headers. `allocation_meter.py` calls it.
+
+#include "allocation_meter.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Logging.h>
@@ -13,14 +13,17 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-namespace {
+namespace memfit {
 
 // torch treats whatever is registered as the profiler as one, and asks it whether it records ops.
-class Meter : public torch::profiler::impl::ProfilerStateBase, public std::enable_shared_from_this<Meter> {
+class AllocationEvents : public torch::profiler::impl::ProfilerStateBase,
+                         public std::enable_shared_from_this<AllocationEvents> {
  public:
-  Meter() : ProfilerStateBase(torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::Disabled)) {}
+  AllocationEvents()
+      : ProfilerStateBase(torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::Disabled)) {}
 
   torch::profiler::impl::ActiveProfilerType profilerType() override {
     return torch::profiler::impl::ActiveProfilerType::NONE;
@@ -126,10 +129,10 @@ class ReportingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t num_bytes) override {
     auto data = torchs().allocate(num_bytes);
     auto* state = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
-    auto* meter = dynamic_cast<Meter*>(state);
-    if (meter == nullptr || !data.compare_exchange_deleter(torchs().raw_deleter(), &free_reported)) return data;
+    auto* events = dynamic_cast<AllocationEvents*>(state);
+    if (events == nullptr || !data.compare_exchange_deleter(torchs().raw_deleter(), &free_reported)) return data;
     std::lock_guard lock(mutex_);
-    meters_[data.get()] = meter->weak_from_this();
+    events_of_[data.get()] = events->weak_from_this();
     return data;
   }
 
@@ -143,52 +146,43 @@ class ReportingAllocator final : public c10::Allocator {
   static c10::Allocator& torchs() { return *c10::GetDefaultCPUAllocator(); }
 
   static void free_reported(void* address) {
-    if (const auto meter = instance().taken_meter_of(address)) meter->see_free(address);
+    if (const auto events = instance().taken_events_of(address)) events->see_free(address);
     torchs().raw_deleter()(address);
   }
 
-  std::shared_ptr<Meter> taken_meter_of(void* address) {
+  std::shared_ptr<AllocationEvents> taken_events_of(void* address) {
     std::lock_guard lock(mutex_);
-    const auto found = meters_.find(address);
-    if (found == meters_.end()) return nullptr;
-    auto meter = found->second.lock();
-    meters_.erase(found);
-    return meter;
+    const auto found = events_of_.find(address);
+    if (found == events_of_.end()) return nullptr;
+    auto events = found->second.lock();
+    events_of_.erase(found);
+    return events;
   }
 
   std::mutex mutex_;
-  std::unordered_map<void*, std::weak_ptr<Meter>> meters_;
+  std::unordered_map<void*, std::weak_ptr<AllocationEvents>> events_of_;
   int num_meters_ = 0;
 };
 
-struct ActiveMeter {
-  std::shared_ptr<Meter> meter;
-  int log_level;
-};
-
-}  // namespace
-
-extern "C" {
-
-__attribute__((visibility("default"))) void* memfit_meter_start() {
-  auto* active = new ActiveMeter{std::make_shared<Meter>(), FLAGS_caffe2_log_level};
+void AllocationMeter::start() {
+  events_ = std::make_shared<AllocationEvents>();
+  log_level_ = FLAGS_caffe2_log_level;
   // The allocator logs a warning when memory is freed whose allocation it did not report.
   FLAGS_caffe2_log_level = std::max(FLAGS_caffe2_log_level, 2);
-  c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, active->meter);
+  c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, events_);
   ReportingAllocator::instance().begin();
-  return active;
 }
 
-__attribute__((visibility("default"))) void memfit_meter_hold(void* active, void* address, size_t num_bytes) {
-  static_cast<ActiveMeter*>(active)->meter->hold(address, num_bytes);
+void AllocationMeter::hold(uintptr_t address, size_t num_bytes) {
+  events_->hold(reinterpret_cast<void*>(address), num_bytes);
 }
 
-// Returns whether the meter was still the innermost one.
-__attribute__((visibility("default"))) bool memfit_meter_stop(void* address) {
-  std::unique_ptr<ActiveMeter> active(static_cast<ActiveMeter*>(address));
+bool AllocationMeter::stop() {
+  last_bytes_ = live_bytes();
+  last_peak_bytes_ = peak_bytes();
   ReportingAllocator::instance().end();
-  active->meter->release_held();
-  FLAGS_caffe2_log_level = active->log_level;
+  std::exchange(events_, nullptr)->release_held();
+  FLAGS_caffe2_log_level = log_level_;
   try {
     c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
   } catch (const std::exception&) {
@@ -197,16 +191,8 @@ __attribute__((visibility("default"))) bool memfit_meter_stop(void* address) {
   return true;
 }
 
-__attribute__((visibility("default"))) int64_t memfit_meter_live_bytes(void* active) {
-  return static_cast<ActiveMeter*>(active)->meter->live_bytes();
-}
+int64_t AllocationMeter::live_bytes() const { return events_ ? events_->live_bytes() : last_bytes_; }
+int64_t AllocationMeter::peak_bytes() const { return events_ ? events_->peak_bytes() : last_peak_bytes_; }
+void AllocationMeter::restart_peak() { events_->restart_peak(); }
 
-__attribute__((visibility("default"))) int64_t memfit_meter_peak_bytes(void* active) {
-  return static_cast<ActiveMeter*>(active)->meter->peak_bytes();
-}
-
-__attribute__((visibility("default"))) void memfit_meter_restart_peak(void* active) {
-  static_cast<ActiveMeter*>(active)->meter->restart_peak();
-}
-
-}  // extern "C"
+}  // namespace memfit

@@ -4,6 +4,7 @@
 // says how each op is treated, the planned modules say what to drop; nothing is decided here. Files are named after the
 // Python files that they implement. `native_build.py` builds them; `native_tape.py` uses what is defined below.
 
+#include "allocation_meter.h"
 #include "forward_pass.h"
 
 namespace memfit {
@@ -118,6 +119,14 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
            })
       .def("close", &ForwardPass::close);
   module.def("fast_path", &fast_path);
+  py::class_<AllocationMeter>(module, "AllocationMeter")
+      .def(py::init<>())
+      .def("start", &AllocationMeter::start)
+      .def("hold", &AllocationMeter::hold)
+      .def("stop", &AllocationMeter::stop)
+      .def("live_bytes", &AllocationMeter::live_bytes)
+      .def("peak_bytes", &AllocationMeter::peak_bytes)
+      .def("restart_peak", &AllocationMeter::restart_peak);
   define_offloading(module);
   module.attr("key_name") = c10::toString(KEY);
   module.def("intercept", &intercept);

@@ -6,7 +6,6 @@ Where it cannot be built (no compiler, another platform), the engine of `tape.py
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import functools
 import hashlib
@@ -19,7 +18,6 @@ import sys
 import sysconfig
 import tempfile
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,9 +29,6 @@ from memfit.runtime.native.shared_header import SHARED_HEADER, shared_header
 
 _SOURCES = Path(__file__).parent
 _MODULE = "memfit_native_tape"
-_ENGINE_LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch_python")
-_METER_LIBRARIES = ("-lc10", "-ltorch_cpu")
-_METER = "allocation_meter.cpp"
 # A quarter less time to build than with -O2, and engines as fast: its time goes into calls of torch and into memory.
 _OPTIMIZATION = "-O1"
 # The engine needs less memory than this; without collections of garbage, GCC compiles it in a sixth less time.
@@ -43,41 +38,34 @@ _GARBAGE_COLLECTION = ("--param", "ggc-min-heapsize=1000000")
 @functools.cache
 def native_module() -> Any:
     """Return the built and loaded module, or None where there is none. The first call on a machine builds it."""
-    if sys.platform == "linux" and os.environ.get("MEMFIT_NATIVE") != "0" and (reason := why_not_native()) is not None:
-        warnings.warn(
-            f"{reason}. Until then memfit runs on its engine in Python, which does the same and takes about 5 times "
-            "longer for each op it records; MEMFIT_NATIVE=0 switches this warning off",
-            stacklevel=2,
-        )
-    return _usable(lambda compiler: _loaded(_built(compiler)))
-
-
-@functools.cache
-def native_allocation_meter() -> ctypes.CDLL | None:
-    """Return the library of ``allocation_meter.cpp``, or None where there is none. It is built in seconds."""
-    library: ctypes.CDLL | None = _usable(lambda compiler: ctypes.CDLL(str(_built(compiler, is_meter=True))))
-    return library
-
-
-def _usable(built_by: Callable[[str], Any]) -> Any:
-    """Return what is built with the compiler at hand, None where that cannot be."""
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if why_not_native() is not None or compiler is None:
+    reason = why_not_native()
+    if reason is not None:
+        if sys.platform == "linux" and os.environ.get("MEMFIT_NATIVE") != "0":
+            warnings.warn(
+                f"{reason}. Until then memfit runs on its engine in Python, which does the same and takes about 5 times "
+                "longer for each op it records; MEMFIT_NATIVE=0 switches this warning off",
+                stacklevel=2,
+            )
         return None
     try:
-        return built_by(compiler)
+        return _loaded(_built())
     except (OSError, ImportError, RuntimeError) as error:
         warnings.warn(
-            f"the C++ part of memfit could not be built with {compiler} ({error}); the engine in Python does the same, "
-            "for more time on each op. MEMFIT_NATIVE=0 asks for that one",
-            stacklevel=3,
+            f"the C++ part of memfit could not be built with {_compiler()} ({error}); the engine in Python does the "
+            "same, for more time on each op. MEMFIT_NATIVE=0 asks for that one",
+            stacklevel=2,
         )
         return None
 
 
-def _built(compiler: str, *, is_meter: bool = False) -> Path:
+def _compiler() -> str | None:
+    """Return the path of the C++ compiler, None where there is none."""
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
+def _built() -> Path:
     """Return the library for this torch and this Python, building it if needed."""
-    library = _library(compiler, is_meter=is_meter)
+    library = _library()
     if library.exists():
         return library
     folder = library.parent
@@ -86,16 +74,16 @@ def _built(compiler: str, *, is_meter: bool = False) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                _build(compiler, Path(scratch), is_meter=is_meter).replace(library)
+                _build(Path(scratch)).replace(library)
     return library
 
 
-def _build(compiler: str, scratch: Path, *, is_meter: bool) -> Path:
+def _build(scratch: Path) -> Path:
     """Return the library, built in the folder ``scratch``: all sources at the same time, then linked."""
     (scratch / SHARED_HEADER).write_text(shared_header())
-    sources = _sources(is_meter=is_meter)
+    sources = sorted(_SOURCES.glob("*.cpp"))
     objects = [scratch / f"{source.stem}.o" for source in sources]
-    compile_command = [*_compile_command(compiler), f"-I{scratch}"]
+    compile_command = [*_compile_command(), f"-I{scratch}"]
     with ThreadPoolExecutor(len(sources)) as threads:
         compiled = [
             threads.submit(_run, [*compile_command, str(source), "-o", str(target)])
@@ -104,7 +92,7 @@ def _build(compiler: str, scratch: Path, *, is_meter: bool) -> Path:
         for each in compiled:
             each.result()
     library = scratch / "built.so"
-    _run([compiler, "-shared", *map(str, objects), *_link_options(is_meter=is_meter), "-o", str(library)])
+    _run([str(_compiler()), "-shared", *map(str, objects), *_link_options(), "-o", str(library)])
     return library
 
 
@@ -114,28 +102,19 @@ def _run(command: list[str]) -> None:
         raise RuntimeError(_first_error(run.stderr))
 
 
-def _sources(*, is_meter: bool) -> list[Path]:
-    """Return the files to compile: the allocation meter is a library of its own."""
-    return sorted(path for path in _SOURCES.glob("*.cpp") if (path.name == _METER) is is_meter)
-
-
-def _library(compiler: str, *, is_meter: bool = False) -> Path:
-    """Return where the library lies that ``compiler`` builds from these sources, for this torch and this Python."""
-    files = _sources(is_meter=is_meter)
-    if not is_meter:
-        files += sorted(_SOURCES.glob("*.h"))
-    shared = "" if is_meter else shared_header()
+def _library() -> Path:
+    """Return where the library lies that the compiler builds from these sources, for this torch and this Python."""
+    sources = [path.read_text() for suffix in ("cpp", "h") for path in sorted(_SOURCES.glob(f"*.{suffix}"))]
     torch_build = f"{torch.__version__} {torch.version.git_version}"
-    commands = [*_compile_command(compiler), *_link_options(is_meter=is_meter)]
-    ingredients = "\n".join([*(path.read_text() for path in files), shared, torch_build, sys.version, *commands])
-    name = "memfit_allocation_meter" if is_meter else _MODULE
-    return _writable_folder() / f"{name}-{hashlib.sha256(ingredients.encode()).hexdigest()[:16]}.so"
+    commands = [*_compile_command(), *_link_options()]
+    ingredients = "\n".join([*sources, shared_header(), torch_build, sys.version, *commands])
+    return _writable_folder() / f"{_MODULE}-{hashlib.sha256(ingredients.encode()).hexdigest()[:16]}.so"
 
 
-def _compile_command(compiler: str) -> list[str]:
+def _compile_command() -> list[str]:
     includes = (Path(torch.__file__).parent / "include", Path(sysconfig.get_paths()["include"]))
     return [
-        compiler,
+        str(_compiler()),
         *("-c", _OPTIMIZATION, "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w"),
         *_GARBAGE_COLLECTION,
         f"-DMEMFIT_MODULE={_MODULE}",
@@ -144,9 +123,8 @@ def _compile_command(compiler: str) -> list[str]:
     ]
 
 
-def _link_options(*, is_meter: bool) -> list[str]:
-    libraries = _METER_LIBRARIES if is_meter else _ENGINE_LIBRARIES
-    return [f"-L{Path(torch.__file__).parent / 'lib'}", *libraries]
+def _link_options() -> list[str]:
+    return [f"-L{Path(torch.__file__).parent / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
 
 
 def _writable_folder() -> Path:
@@ -189,19 +167,16 @@ def why_not_native() -> str | None:
         return "MEMFIT_NATIVE=0"
     if sys.platform != "linux":
         return f"the engine in C++ is built on Linux only, and this is {sys.platform}"
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
+    if _compiler() is None:
+        compiler = os.environ.get("CXX", "c++")
         return f"no C++ compiler {compiler!r} was found: install one, or set CXX"
     return None
 
 
 def is_built() -> bool:
     """Return whether the engine in C++ needs no building: it is there, or cannot be built here."""
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if why_not_native() is not None or compiler is None:
-        return True
     try:
-        return _library(compiler).exists()
+        return why_not_native() is not None or _library().exists()
     except (OSError, RuntimeError):
         return True
 
