@@ -9,12 +9,11 @@
 
 #include <unordered_map>
 
-#include "kept_saves.h"
 #include "tape.h"
 
 namespace memfit {
 
-// Autograd saves this in place of a dropped tensor: a capsule that holds a `Source`.
+// Autograd saves this in place of a tensor: a capsule that holds a `Source`.
 constexpr const char* PACKED = "memfit.packed";
 
 inline PyObject* packed(Source source) {
@@ -30,19 +29,21 @@ inline PyObject* Tape::pack(PyObject* object) {
     return PyObject_CallMethod(object, "detach", nullptr);
   }
   forget_dead_storages();
-  if (is_strided(tensor) && may_be_dropped(tensor)) {
+  if (is_strided(tensor)) {
     intrusive_ptr<DroppedValue> dropped;
     {
       std::lock_guard lock(notes.mutex);
       auto* note = notes.on(tensor);
       if (note != nullptr && note->tape == number_) dropped = content(*note, tensor);
     }
-    if (dropped) save_hooks.dropped_is_saved();
-    if (dropped) return packed(Source(std::move(dropped), Geometry(tensor)));
+    if (dropped) {
+      save_hooks.dropped_is_saved();
+      return packed(Source(std::move(dropped), Geometry(tensor)));
+    }
   }
   // An op's own output refers to its autograd node, and the node is about to refer to what is returned here.
   auto alias = has_no_history(tensor) ? tensor : detached_alias(tensor);
-  return kept(std::move(alias), frame->module);
+  return packed(Source(make_intrusive<HeldTensor>(std::move(alias), frame->module, nullptr)));
 }
 
 inline PyObject* pack(PyObject* capsule, PyObject* tensor) {
@@ -57,7 +58,6 @@ inline py::object error_of(const TornValue& torn) {
 
 inline PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
   HANDLE_TH_ERRORS
-  if (KeptSave::is(object)) return KeptSave::of(object).read();
   if (!PyCapsule_IsValid(object, PACKED)) return Py_NewRef(object);
   const auto& source = *static_cast<Source*>(PyCapsule_GetPointer(object, PACKED));
   try {
@@ -70,7 +70,8 @@ inline PyObject* unpack(PyObject* /*unused*/, PyObject* object) {
   } catch (const StaleValue& stale) {
     const auto& held = *stale.held;
     auto tensor = py::reinterpret_steal<py::object>(THPVariable_Wrap(held.tensor));
-    set_error(python->stale_value_error(held.module->place, py::str(held.reader->name), tensor, held.version));
+    const auto reader = held.reader == nullptr ? py::object(py::none()) : py::str(held.reader->name);
+    set_error(python->stale_value_error(held.module->place, reader, tensor, held.version));
     return nullptr;
   } catch (const TornValue& torn) {
     set_error(error_of(torn));

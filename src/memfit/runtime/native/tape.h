@@ -80,7 +80,6 @@ class Tape {
   Source source(const Tensor& tensor, const OpRule& rule);
   intrusive_ptr<DroppedValue> content(Note& note, const Tensor& tensor);
   void drop(const Tensor& tensor, intrusive_ptr<DroppedValue> value, int64_t version);
-  bool may_be_dropped(const Tensor& tensor) const;
   void forget_dead_storages();
 
   size_t number_;
@@ -431,15 +430,6 @@ inline void Tape::drop(const Tensor& tensor, intrusive_ptr<DroppedValue> value, 
   note.version = version;
   if (value) outdated_.push_back(std::move(value));
   dropping_.emplace_back(tensor.storage().unsafeGetStorageImpl(), std::move(storage));
-}
-
-// Whether a tensor may have a note. Few storages hold dropped values at a time; this list of them is short and in
-// cache, while the table of notes is not.
-inline bool Tape::may_be_dropped(const Tensor& tensor) const {
-  constexpr size_t few = 64;
-  if (dropping_.size() > few) return true;
-  const auto* storage = tensor.storage().unsafeGetStorageImpl();
-  return std::any_of(dropping_.begin(), dropping_.end(), [&](const auto& entry) { return entry.first == storage; });
 }
 
 inline void Tape::forget_dead_storages() {

@@ -19,12 +19,12 @@
 
 namespace memfit {
 
-// A tensor that a record reads, with the version that it must still have and the op that reads it.
+// A tensor that a record or autograd reads, with the version that it must still have.
 struct HeldTensor : c10::intrusive_ptr_target {
   Tensor tensor;
   int64_t version;
   intrusive_ptr<PlannedModule> module;
-  const OpRule* reader;
+  const OpRule* reader;  // null: autograd
 
   HeldTensor(Tensor held, intrusive_ptr<PlannedModule> in, const OpRule* by)
       : tensor(std::move(held)), version(version_of(tensor)), module(std::move(in)), reader(by) {}
