@@ -15,7 +15,6 @@ RUN_ONCE = {
     "test_conformance": "runs each test with both engines itself",
     "test_first_steps": "runs each test with both engines itself",
     "test_native_engine": "is about building and loading the engine in C++",
-    "test_fast_path": "is about how the engine in C++ enters modules without Python",
     "test_saved_tensor_hooks": "is about where the engine in C++ installs hooks; the one in Python always does",
     "test_fusing": "is about kernels that only the engine in C++ launches",
     "test_where_fused": "is about kernels that only the engine in C++ launches",

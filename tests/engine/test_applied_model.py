@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -200,3 +201,16 @@ def test_hooks_that_change_what_passes_through_are_obeyed(plan_for: PlanFor) -> 
         return trace | {f"without hooks {path}": seen for path, seen in trace_steps(step, num_steps=2).items()}
 
     assert_same_under(BY_NAME["gpt"], plan_for, scenario)
+
+
+def test_a_plan_that_was_removed_is_freed() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 1)), torch.ones(2, 3)
+    profile = memfit.profile(model, x, loss=torch.Tensor.sum)
+    plan = memfit.plan(profile, strategy=memfit.NoCheckpointing(), force_recompute=["*::aten.gelu"])
+    assert plan.recorded_modules
+    applied = memfit.apply(model, plan)
+    model(x).sum().backward()
+    removed = weakref.ref(applied)
+    applied.remove()
+    del applied
+    assert removed() is None

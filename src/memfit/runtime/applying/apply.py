@@ -24,7 +24,7 @@ from memfit.runtime.applying.plan_switching import PlanSwitch
 from memfit.runtime.checks.pass_check import PassCheck
 from memfit.runtime.chunked_loss.language_model_head import chunk_loss_of
 from memfit.runtime.engine.forward_pass import ForwardPass, UnplannedCalls
-from memfit.runtime.engine.native_tape import fast_path_into, new_tape
+from memfit.runtime.engine.native_tape import new_tape
 from memfit.runtime.engine.planned_modules import PlannedModule, planned_modules_of
 from memfit.runtime.torch_internals import outer_saved_tensors_hooks, refuses_saved_tensors_hooks
 
@@ -170,7 +170,6 @@ class _ForwardPasses:
             tape.report = report
         is_complete = False
         try:
-            tape.begin(self)
             yield tape
             is_complete = True
         finally:
@@ -217,7 +216,7 @@ class _ForwardPasses:
             with self._pass(None if planned.path else self._seen(forward, args, kwargs)) as tape:
                 return tape.run(planned, forward, args, kwargs)
 
-        return fast_path_into(planned, self, run_region)
+        return run_region
 
 
 def refuse_unfit(model: nn.Module, plan: Plan) -> None:

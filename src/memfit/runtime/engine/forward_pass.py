@@ -28,10 +28,6 @@ class ForwardPass(Protocol):
     report: Callable[[UnplannedCalls | None], None] | None
     """Called after a whole pass: with the first calls that are not as planned, or None."""
 
-    def begin(self, owner: object) -> None:
-        """Make this the pass of ``owner`` in this thread from now on."""
-        ...
-
     def run(self, planned: PlannedModule, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as a call of ``planned``, which may be inside another."""
         ...

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from memfit.runtime.applying.forward_wrapping import Runner
 from memfit.runtime.engine.event_log import log_event
 from memfit.runtime.engine.forward_pass import ForwardPass, UnplannedCalls
 from memfit.runtime.engine.offloading import HostCopies
@@ -25,18 +24,6 @@ def new_tape() -> ForwardPass:
     if native is None or outer_saved_tensors_hooks() is not None or native.is_recording():
         return Tape()
     return NativeTape(native)
-
-
-def fast_path_into(planned: PlannedModule, owner: object, slow_path: Runner) -> Runner:
-    """Return a runner of ``planned`` that is in C++ while a pass of ``owner`` runs in the thread.
-
-    Otherwise it calls ``slow_path``, in Python.
-    """
-    native = native_library.configured_module()
-    if native is None:
-        return slow_path
-    fast_path: Runner = native.fast_path(_in_native_form(native, planned), owner, slow_path)
-    return fast_path
 
 
 def new_offloading() -> HostCopies:
@@ -63,10 +50,6 @@ class NativeTape:
         self.report: Callable[[UnplannedCalls | None], None] | None = None
         self._native = native
         self._pass = native.ForwardPass()
-
-    def begin(self, owner: object) -> None:
-        """Let the recorded modules of ``owner`` be entered by the fast path in this thread."""
-        self._pass.begin(owner)
 
     def run(self, planned: PlannedModule, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as a call of ``planned``."""

@@ -127,9 +127,6 @@ class Tape(OpInterceptor):
         self._hooks = (self._pack, self._unpack)
         self._saved_tensor_hooks = torch.autograd.graph.saved_tensors_hooks(*self._hooks)
 
-    def begin(self, owner: object) -> None:
-        """Do nothing: ``owner`` matters for the fast path of the engine in C++ only."""
-
     def run(self, planned: PlannedModule, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run ``forward`` as a call of ``planned``, which may be inside another: record ops, install hooks, or both.
 

@@ -21,11 +21,6 @@ struct BelowAutogradAndAutocast {
   c10::impl::ExcludeDispatchKeyGuard unheard{KEY};
 };
 
-// Whether a function transform of torch.func is active in this thread.
-inline bool is_in_transform() {
-  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
-}
-
 // Hides ops from all dispatch modes, as `torch._C._DisableTorchDispatch` does, and from the engine: an alias of a
 // sparse tensor calls `aten.empty`, which the model did not.
 struct UnseenByDispatchModes {

@@ -1,5 +1,4 @@
-// One forward pass: saved-tensor hooks, calls of planned modules, and the fast path into them. Implements the part of
-// `tape.py` that handles saves and planned modules, and the runners of `apply.py`.
+// One forward pass: the part of `tape.py` that handles saves and calls of planned modules.
 
 #pragma once
 
@@ -85,15 +84,6 @@ inline PyMethodDef unpack_method = {"unpack", unpack, METH_O, nullptr};
 
 inline c10::SafePyObject safe(const py::object& object) { return {Py_NewRef(object.ptr()), getPyInterpreter()}; }
 
-class ForwardPass;
-
-// The forward pass that runs in this thread, and its owner.
-struct UnderWay {
-  PyObject* owner = nullptr;
-  ForwardPass* pass = nullptr;
-};
-inline thread_local UnderWay under_way;
-
 // One forward pass, for `native_tape.py`: `Tape.run` for models without saved-tensor hooks around them.
 class ForwardPass {
  public:
@@ -103,29 +93,23 @@ class ForwardPass {
     unpack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_method, nullptr));
   }
 
-  ~ForwardPass() { leave(); }
   ForwardPass(const ForwardPass&) = delete;
 
-  // Makes this the pass of ``owner`` in this thread.
-  void begin(const py::object& owner) {
-    around_ = under_way;
-    under_way = {owner.ptr(), this};
-  }
-  // Returns null if Python raised.
-  PyObject* run(const intrusive_ptr<PlannedModule>& module, PyObject* forward, PyObject* args, PyObject* kwargs) {
+  py::object run(const intrusive_ptr<PlannedModule>& module, const py::object& forward, const py::tuple& args,
+                 const py::dict& kwargs) {
     if (!begins_in_) {
       begins_in_ = module;
       tape_->save_hooks.begin_pass(module->last_passes.read(module->num_passes));
     }
     std::optional<Inside> inside;
     if (are_hooks_as_left()) inside.emplace(*this, module);
-    auto* result = PyObject_Call(forward, args, kwargs);
-    if (inside && result != nullptr) inside->note_unplanned_calls(tape_->unplanned_calls);
+    auto result = py::reinterpret_steal<py::object>(PyObject_Call(forward.ptr(), args.ptr(), kwargs.ptr()));
+    if (!result) throw py::error_already_set();
+    if (inside) inside->note_unplanned_calls(tape_->unplanned_calls);
     return result;
   }
   const std::optional<UnplannedCalls>& unplanned_calls() const { return tape_->unplanned_calls; }
   void close() {
-    leave();
     tape_->close();
     if (!begins_in_) return;
     auto noted = tape_->save_hooks.end_pass();
@@ -134,13 +118,6 @@ class ForwardPass {
   }
 
  private:
-  // Removes it from the passes of this thread. It need not be the innermost: a pass that began inside it may still run.
-  void leave() {
-    auto* link = &under_way;
-    while (link->pass != nullptr && link->pass != this) link = &link->pass->around_;
-    if (link->pass == this) *link = std::exchange(around_, {});
-  }
-
   class Inside {
    public:
     Inside(ForwardPass& forward_pass, const intrusive_ptr<PlannedModule>& module)
@@ -190,44 +167,11 @@ class ForwardPass {
   }
 
   std::unique_ptr<Tape> tape_;
-  UnderWay around_;
   intrusive_ptr<PlannedModule> begins_in_;
   py::object pack_hook_;
   py::object unpack_hook_;
   bool is_recording_ = false;
   std::unordered_map<const PlannedModule*, size_t> num_calls_;
 };
-
-// Calls a planned module without running Python code of memfit, while a pass of ``owner`` runs in this thread.
-// Otherwise calls ``slow_path``.
-struct FastPath {
-  intrusive_ptr<PlannedModule> module;
-  py::object owner;
-  py::object slow_path;
-};
-constexpr const char* FAST_PATH = "memfit.fast_path";
-
-// Has the signature of `forward_wrapping.Runner`: (forward, args, kwargs).
-inline PyObject* run_fast(PyObject* capsule, PyObject* const* arguments, Py_ssize_t num_arguments) {
-  HANDLE_TH_ERRORS
-  const auto& path = *static_cast<FastPath*>(PyCapsule_GetPointer(capsule, FAST_PATH));
-  const auto [owner, pass] = under_way;
-  if (owner != path.owner.ptr() || num_arguments != 3 || !at::GradMode::is_enabled() || is_in_transform())
-    return PyObject_Vectorcall(path.slow_path.ptr(), arguments, num_arguments, nullptr);
-  return pass->run(path.module, arguments[0], arguments[1], arguments[2]);
-  END_HANDLE_TH_ERRORS
-}
-
-inline PyMethodDef run_fast_method = {"run_fast", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(run_fast)),
-                                      METH_FASTCALL, nullptr};
-
-inline py::object fast_path(intrusive_ptr<PlannedModule> module, py::object owner, py::object slow_path) {
-  auto* path = new FastPath{std::move(module), std::move(owner), std::move(slow_path)};
-  const auto forget = [](PyObject* capsule) {
-    delete static_cast<FastPath*>(PyCapsule_GetPointer(capsule, FAST_PATH));
-  };
-  auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(path, FAST_PATH, forget));
-  return py::reinterpret_steal<py::object>(PyCFunction_New(&run_fast_method, capsule.ptr()));
-}
 
 }  // namespace memfit

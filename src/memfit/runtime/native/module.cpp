@@ -103,14 +103,7 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   py::class_<PlannedModule, intrusive_ptr<PlannedModule>>(module, "PlannedModule").def(py::init(&planned_module_from));
   py::class_<ForwardPass>(module, "ForwardPass")
       .def(py::init<>())
-      .def("begin", &ForwardPass::begin)
-      .def("run",
-           [](ForwardPass& forward_pass, const intrusive_ptr<PlannedModule>& planned, const py::object& forward,
-              const py::tuple& args, const py::dict& kwargs) {
-             auto* result = forward_pass.run(planned, forward.ptr(), args.ptr(), kwargs.ptr());
-             if (result == nullptr) throw py::error_already_set();
-             return py::reinterpret_steal<py::object>(result);
-           })
+      .def("run", &ForwardPass::run)
       .def("unplanned_calls",
            [](const ForwardPass& forward_pass) -> py::object {
              const auto& calls = forward_pass.unplanned_calls();
@@ -118,7 +111,6 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
              return py::make_tuple(calls->module, calls->op, calls->num_planned, calls->num_calls);
            })
       .def("close", &ForwardPass::close);
-  module.def("fast_path", &fast_path);
   py::class_<AllocationMeter>(module, "AllocationMeter")
       .def(py::init<>())
       .def("start", &AllocationMeter::start)

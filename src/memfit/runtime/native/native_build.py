@@ -42,8 +42,8 @@ def native_module() -> Any:
     if reason is not None:
         if sys.platform == "linux" and os.environ.get("MEMFIT_NATIVE") != "0":
             warnings.warn(
-                f"{reason}. Until then memfit runs on its engine in Python, which does the same and takes about 5 times "
-                "longer for each op it records; MEMFIT_NATIVE=0 switches this warning off",
+                f"{reason}. Until then memfit runs on its engine in Python, which does the same and takes about 5 "
+                "times longer for each op it records; MEMFIT_NATIVE=0 switches this warning off",
                 stacklevel=2,
             )
         return None
