@@ -12,10 +12,8 @@ from memfit.capture.step_arguments import Loss
 from memfit.capture.training_step import checked_loss, default_loss, forward
 from memfit.fitted import Fitted
 from memfit.fitting import fit
+from memfit.integrations.loader_batches import MOST_MICRO_BATCHES
 from memfit.progress import Progress
-
-# With two micro-batches, the gradients of the first exist while the second one runs, as in all that follow.
-_MOST_MICRO_BATCHES = 2
 
 
 def fit_prepared(
@@ -39,7 +37,7 @@ def fit_prepared(
     accelerator's autocast; where it accumulates gradients, they exist while the forward pass runs. All other arguments
     are as for `memfit.fit`.
     """
-    num_micro_batches = min(accelerator.gradient_accumulation_steps, _MOST_MICRO_BATCHES)
+    num_micro_batches = min(accelerator.gradient_accumulation_steps, MOST_MICRO_BATCHES)
 
     def step(batch: Any) -> None:
         for _ in range(num_micro_batches):

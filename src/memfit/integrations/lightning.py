@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
 
-from memfit.budgets import BudgetLike, HostBudgetLike
-from memfit.fitted import Fitted
+from memfit.integrations.fitting_callback import FittingCallback
 from memfit.integrations.loader_batches import fit_sizes, smallest_and_largest
 
 # Numbers on the device: the losses that the loop keeps, and what training_step logs.
 _MOST_LOGGED = 16
 
 
-class MemfitCallback(Callback):
+class MemfitCallback(FittingCallback, Callback):
     """Fits the module's training step into ``budget`` when training starts.
 
     ``Trainer(..., callbacks=[MemfitCallback("20GiB")])``. The step that is measured is the module's ``training_step``
@@ -29,18 +28,6 @@ class MemfitCallback(Callback):
 
     ``fitted`` is the result once training has started. The plan is taken off the model when training ends.
     """
-
-    def __init__(
-        self,
-        budget: BudgetLike,
-        *,
-        host_budget: HostBudgetLike = 0,
-        compile: bool | Literal["auto"] = False,
-        chunk_loss: bool = False,
-    ) -> None:
-        self.fitted: Fitted | None = None
-        self._budget = budget
-        self._options: dict[str, Any] = {"host_budget": host_budget, "compile": compile, "chunk_loss": chunk_loss}
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Profile, plan, verify and apply, before the first step."""
@@ -71,14 +58,8 @@ class MemfitCallback(Callback):
                 step=step,
                 optimizer=optimizer,
                 gradients="kept",
-                budget=self._budget,
-                **self._options,
+                **self.options,
             )
-
-    def on_train_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Take the plan off the model."""
-        if self.fitted is not None and self.fitted.is_applied:
-            self.fitted.remove()
 
 
 def _on_device(batch: Any, trainer: Any, pl_module: LightningModule) -> Any:

@@ -18,6 +18,9 @@ from memfit.fitting import fit
 from memfit.runtime.applying.batch_tensors import tensors_of
 from memfit.sizes.batch_form import BatchForm
 
+MOST_MICRO_BATCHES = 2
+"""How many a measured step has: the gradients of the first exist while the second one runs, as in all that follow."""
+
 _NUM_BATCHES = 8
 
 

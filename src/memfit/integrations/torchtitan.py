@@ -16,9 +16,7 @@ from torchtitan.trainer import Trainer
 
 from memfit.errors import InvalidParameterError
 from memfit.fitting import fit
-
-# With two micro-batches, the gradients of the first exist while the second one runs, as in all that follow.
-_MOST_MICRO_BATCHES = 2
+from memfit.integrations.loader_batches import MOST_MICRO_BATCHES
 
 
 class MemfitAC(ActivationCheckpointing):  # type: ignore[misc, unused-ignore]
@@ -70,7 +68,7 @@ class _FirstPass:
 
 def _fit(model: nn.Module, config: Any) -> None:
     trainer, batch = _calling_trainer(model)
-    num_micro_batches = min(trainer.gradient_accumulation_steps, _MOST_MICRO_BATCHES)
+    num_micro_batches = min(trainer.gradient_accumulation_steps, MOST_MICRO_BATCHES)
 
     def step(batch: dict[str, Any]) -> None:
         for _ in range(num_micro_batches):

@@ -5,22 +5,18 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 from transformers import Trainer, TrainerCallback
 
-from memfit.budgets import BudgetLike, HostBudgetLike
 from memfit.errors import InvalidParameterError
-from memfit.fitted import Fitted
-from memfit.integrations.loader_batches import fit_sizes, smallest_and_largest
-
-# With two micro-batches, the gradients of the first exist while the second one runs, as in all that follow.
-_MOST_MICRO_BATCHES = 2
+from memfit.integrations.fitting_callback import FittingCallback
+from memfit.integrations.loader_batches import MOST_MICRO_BATCHES, fit_sizes, smallest_and_largest
 
 
-class MemfitCallback(TrainerCallback):
+class MemfitCallback(FittingCallback, TrainerCallback):
     """Fits the trainer's training step into ``budget`` when training begins.
 
     ``Trainer(..., callbacks=[MemfitCallback("20GiB")])``. The step that is measured is the trainer's own: its
@@ -33,25 +29,13 @@ class MemfitCallback(TrainerCallback):
     ``fitted`` is the result once training has begun. The plan is taken off the model when training ends.
     """
 
-    def __init__(
-        self,
-        budget: BudgetLike,
-        *,
-        host_budget: HostBudgetLike = 0,
-        compile: bool | Literal["auto"] = False,
-        chunk_loss: bool = False,
-    ) -> None:
-        self.fitted: Fitted | None = None
-        self._budget = budget
-        self._options: dict[str, Any] = {"host_budget": host_budget, "compile": compile, "chunk_loss": chunk_loss}
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Profile, plan, verify and apply, before the first step."""
         trainer = _trainer_of(self)
         model = trainer.model_wrapped
         _refuse_unfit(trainer)
         _switch_off_checkpointing(trainer.model)
-        num_micro_batches = min(args.gradient_accumulation_steps, _MOST_MICRO_BATCHES)
+        num_micro_batches = min(args.gradient_accumulation_steps, MOST_MICRO_BATCHES)
         smallest, largest = smallest_and_largest(kwargs["train_dataloader"])
         # What the loop holds besides the micro-batch that runs: the others of its step, the one that is fetched ahead,
         # and the losses of the last micro-batch and of all of them.
@@ -73,14 +57,8 @@ class MemfitCallback(TrainerCallback):
             {"batch": _copied(largest, args.device), "held": held},
             step=step,
             optimizer=kwargs["optimizer"],
-            budget=self._budget,
-            **self._options,
+            **self.options,
         )
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the plan off the model."""
-        if self.fitted is not None and self.fitted.is_applied:
-            self.fitted.remove()
 
 
 def _trainer_of(callback: MemfitCallback) -> Any:
