@@ -147,7 +147,7 @@ def test_what_is_saved_is_checked_as_without_hooks(case: Case) -> None:
             loss = model(case.batch)
             with torch.no_grad():
                 next(each for name, each in block.named_parameters() if name.endswith("weight")).add_(0.0)
-            with pytest.raises(memfit.StaleValueError, match="changed in place"):
+            with pytest.raises(memfit.StaleValueError, match="was changed between the forward and the backward pass"):
                 loss.backward()
     model.zero_grad()
 

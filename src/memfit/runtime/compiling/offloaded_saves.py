@@ -11,27 +11,29 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
-from memfit.errors import StaleValueError
 from memfit.graph.compiled_data.compiled_blocks import SentTensors
 from memfit.runtime.engine.call_arguments import is_strided
-from memfit.runtime.engine.offloading import HostCopies, OffloadedCopy
+from memfit.runtime.engine.offloading import HostCopies
 from memfit.runtime.engine.planned_modules import Place
+from memfit.runtime.engine.replay import read
+from memfit.runtime.engine.replay_records import FetchRecord
 from memfit.runtime.engine.storage_attribute import StorageAttribute
-from memfit.runtime.engine.values import Geometry, geometry_of, tensor_with
+from memfit.runtime.engine.values import DroppedUse, DroppedValue, HeldTensor, Source, geometry_of
 from memfit.runtime.torch_internals import detached_alias, outer_saved_tensors_hooks, refuses_saved_tensors_hooks
 
 # Smaller tensors are not worth a copy. On a CPU offloading is there to try the rules.
 _SMALLEST_BYTES, _SMALLEST_BYTES_ON_CPU = 2**20, 2**10
 
-# Weak, because a storage that somebody holds must not keep what came back of it.
-_OFFLOADED: StorageAttribute[weakref.ref[_SharedCopy]] = StorageAttribute("offloaded_save")
+# The value and its version. Weak, because a storage that somebody holds must not keep what came back of it.
+_OFFLOADED: StorageAttribute[tuple[weakref.ref[DroppedValue], int]] = StorageAttribute("offloaded_save")
 
 
 class OffloadedSaves:
@@ -56,7 +58,7 @@ class OffloadedSaves:
         forward_pass = self._pass_in_which(path)
         saves = _BlockSaves(forward_pass, self._sent.get(path), self._places[path], block)
         try:
-            with _hooked(saves.pack if path in self._seen_paths else None):
+            with saved_tensors_hooks(saves.pack, saves.unpack) if path in self._seen_paths else nullcontext():
                 yield saves
         except BaseException:
             self._end_pass(forward_pass)
@@ -86,36 +88,31 @@ class OffloadedSaves:
         self._in_thread.forward_pass = None
 
 
-def _hooked(pack: Callable[[Tensor], Any] | None) -> AbstractContextManager[object]:
-    return nullcontext() if pack is None else torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
-
-
-class _Pass:
+class _Pass(HostCopies):
     """The copies of one forward pass."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: set[str] = set()
         self.lock = threading.RLock()
-        self.copies = HostCopies()
         # The addresses of storages that a block keeps on the device until its backward pass.
         self.kept: set[int] = set()
-        self._window_bytes = 0
+        self._widest_bytes = 0
 
-    def widen_window(self, num_bytes: int) -> int:
-        """Let the copies of a block that sends ``num_bytes`` be under way at a time; return how many bytes may be."""
-        self._window_bytes = max(self._window_bytes, num_bytes)
-        return self._window_bytes
+    def widen_window(self, num_bytes: int) -> None:
+        """Let the copies of a block that sends ``num_bytes`` be under way at a time."""
+        self.window_bytes = self._widest_bytes = max(self._widest_bytes, num_bytes)
 
     def let_go_of_all_but(self, num_bytes: int) -> None:
         """Give up what left before the last ``num_bytes``; the device waits for their copies."""
         with self.lock:
-            self.copies.release_beyond(num_bytes)
+            self.release_beyond(num_bytes)
 
     def fetch_ahead(self) -> None:
         """Start copies back, as far as the window goes."""
         with self.lock:
-            self.copies.release_beyond(-1)
-            self.copies.fetch_ahead()
+            self.release_beyond(-1)
+            super().fetch_ahead()
 
 
 class _BlockSaves:
@@ -131,17 +128,33 @@ class _BlockSaves:
 
     def pack(self, tensor: Tensor) -> Any:
         """Refer to the storage's copy on the host: one that is there already, or one that is sent now."""
-        forward_pass = self.forward_pass
-        with forward_pass.lock:
-            copy = _OFFLOADED.of(tensor.untyped_storage()) if is_strided(tensor) else None
-            shared = None if copy is None else copy()
-            if shared is None or shared.forward_pass is not forward_pass or shared.version != tensor._version:
-                shared = self._sent(tensor) if self._leaves(tensor) else None
-            if shared is not None:
-                return _Saved(shared, geometry_of(tensor))
-            if is_strided(tensor):
-                forward_pass.kept.add(tensor.untyped_storage().data_ptr())
-            return _Kept(tensor, self._place)
+        if not is_strided(tensor):
+            return self._held(tensor)
+        storage = tensor.untyped_storage()
+        with self.forward_pass.lock:
+            value = self._value_that_left(tensor) or (self._sent(tensor) if self._leaves(tensor) else None)
+            if value is not None:
+                return DroppedUse(value, geometry_of(tensor))
+            self.forward_pass.kept.add(storage.data_ptr())
+            return self._held(tensor)
+
+    def unpack(self, source: Source) -> Tensor:
+        """Return what was saved; what left comes back once, and what was sent before it follows."""
+        tensor = read(source)
+        if isinstance(source, DroppedUse):
+            self.forward_pass.fetch_ahead()
+        return tensor
+
+    def _held(self, tensor: Tensor) -> HeldTensor:
+        # Not the tensor itself: it may be an output of the op that saves it, and would keep its own graph alive.
+        return HeldTensor(tensor.detach(), self._place, None)
+
+    def _value_that_left(self, tensor: Tensor) -> DroppedValue | None:
+        """Return the content of the tensor's storage, if that left in this pass and was not written since."""
+        reference, version = _OFFLOADED.of(tensor.untyped_storage()) or (None, 0)
+        value = None if reference is None else reference()
+        record = None if value is None or version != tensor._version else value.record
+        return value if record is not None and record.offloading is self.forward_pass else None
 
     def _leaves(self, tensor: Tensor) -> bool:
         """Return whether the tensor is sent: it is one of the first of those sizes, and nobody keeps it."""
@@ -153,76 +166,19 @@ class _BlockSaves:
             and tensor.untyped_storage().data_ptr() not in self.forward_pass.kept
         )
 
-    def _sent(self, tensor: Tensor) -> _SharedCopy | None:
-        copies = self.forward_pass.copies
+    def _sent(self, tensor: Tensor) -> DroppedValue | None:
+        forward_pass = self.forward_pass
         # What leaves is given up when the next block is done, not sooner.
-        copy = copies.send(detached_alias(tensor), tensor._version, self._place, "compiled block", 2**62)
+        copy = forward_pass.send(detached_alias(tensor), tensor._version, self._place, "compiled block", 2**62)
         if copy is None:
             return None
         self._num_left -= 1
         self.num_bytes += copy.num_bytes
-        copies.window_bytes = self.forward_pass.widen_window(self.num_bytes)
-        shared = _SharedCopy(self.forward_pass, tensor._version, copy)
-        _OFFLOADED.set(tensor.untyped_storage(), weakref.ref(shared))
-        return shared
-
-
-class _SharedCopy:
-    """A storage that left. Several tensors over it may have been saved; it comes back once."""
-
-    def __init__(self, forward_pass: _Pass, version: int, copy: OffloadedCopy) -> None:
-        self.forward_pass = forward_pass
-        self.version = version
-        self._copy: OffloadedCopy | None = copy
-        self._content: Tensor | None = None
-
-    def content(self) -> Tensor:
-        """Return what the storage held, on its device."""
-        with self.forward_pass.lock:
-            if self._content is None:
-                assert self._copy is not None
-                self.forward_pass.fetch_ahead()
-                self._content = self._copy.fetch()
-                self._copy = None
-                self.forward_pass.fetch_ahead()
-            return self._content
-
-
-class _Saved:
-    """A saved tensor whose storage left."""
-
-    __slots__ = ("geometry", "shared")
-
-    def __init__(self, shared: _SharedCopy, geometry: Geometry) -> None:
-        self.shared = shared
-        self.geometry = geometry
-
-
-class _Kept:
-    """A saved tensor that stays. Under hooks, autograd does not notice by itself that it was written over."""
-
-    __slots__ = ("place", "tensor", "version")
-
-    def __init__(self, tensor: Tensor, place: Place) -> None:
-        # Not the tensor itself: it may be an output of the op that saves it, and would keep its own graph alive.
-        self.tensor = tensor.detach()
-        self.version = -1 if tensor.is_inference() else tensor._version
-        self.place = place
-
-    def content(self) -> Tensor:
-        """Return the tensor, which must be as it was saved."""
-        if self.version >= 0 and self.tensor._version != self.version:
-            name = self.place.owned_name(self.tensor) or "a tensor"
-            raise StaleValueError(
-                f"{name} that the compiled block {self.place.path!r} saved for its backward pass was changed in place "
-                f"since (version {self.tensor._version}, was {self.version}). Change a clone of it, or change it after "
-                "the backward pass"
-            )
-        return self.tensor
-
-
-def _unpack(saved: _Saved | _Kept) -> Tensor:
-    return tensor_with(saved.geometry, saved.shared.content()) if isinstance(saved, _Saved) else saved.content()
+        forward_pass.widen_window(self.num_bytes)
+        geometry = geometry_of(tensor)
+        value = FetchRecord(0, forward_pass.lock, forward_pass, copy, geometry).add_output(0, geometry)
+        _OFFLOADED.set(tensor.untyped_storage(), (weakref.ref(value), tensor._version))
+        return value
 
 
 class NotedSaves:
@@ -273,7 +229,7 @@ def noted_saves(block: nn.Module, noted_before: set[int]) -> Iterator[NotedSaves
     if outer_saved_tensors_hooks() is not None or refuses_saved_tensors_hooks():
         yield noted
         return
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with saved_tensors_hooks(note, lambda tensor: tensor):
         yield noted
     noted.end(noted_before)
 
