@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memfit.errors import InvalidParameterError, StaleValueError
-from memfit.runtime.chunked_loss.language_model_head import head_of, is_loss_in_chunks, loss_in_chunks
+from memfit.runtime.chunked_loss.language_model_head import head_of, loss_in_chunks
 from memfit.runtime.chunked_loss.lazy_logits import LazyLogits
 
 NUM_CLASSES = 13
@@ -237,11 +237,9 @@ def test_logits_are_plain_without_gradients_and_when_the_block_has_ended() -> No
     model = TinyModel()
     state = list(model.state_dict())
     with loss_in_chunks(model):
-        assert is_loss_in_chunks(model)
         assert list(model.state_dict()) == state
         with torch.no_grad():
             assert type(model(tokens())) is Tensor
-    assert not is_loss_in_chunks(model)
     assert "forward" not in vars(model.lm_head)
     assert type(model(tokens())) is Tensor
 

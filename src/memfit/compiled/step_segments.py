@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence, Set
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,22 +18,6 @@ from memfit.graph.compiled_data.compiled_blocks import SegmentKind
 from memfit.runtime.allocation_meter import AllocationMeter
 from memfit.runtime.compiling.graph_variants import GraphVariants
 from memfit.runtime.compiling.offloaded_saves import NotedSaves
-
-
-class MemoryMeter(Protocol):
-    """What is allocated on a device, now and at most, inside its block."""
-
-    @property
-    def live_bytes(self) -> int: ...
-
-    @property
-    def peak_bytes(self) -> int: ...
-
-    def restart_peak(self) -> None: ...
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class CudaMemoryMeter:
@@ -63,6 +47,9 @@ class CudaMemoryMeter:
 
     def __exit__(self, *_: object) -> None:
         torch.cuda.synchronize(self._device)
+
+
+MemoryMeter: TypeAlias = CudaMemoryMeter | AllocationMeter
 
 
 def memory_meter_on(device: torch.device, held: Iterable[Tensor]) -> MemoryMeter:

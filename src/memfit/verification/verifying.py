@@ -21,8 +21,7 @@ from memfit.graph.verification import Verification, quartiles_of, worst_of
 from memfit.progress import Progress, Quiet
 from memfit.runtime.allocation_meter import out_of_memory_on_cpu
 from memfit.runtime.applying.forward_wrapping import plans_set_aside
-from memfit.runtime.checks.input_check import warn_of_larger_inputs
-from memfit.runtime.checks.pass_check import warn_of_calls
+from memfit.runtime.checks.pass_check import warn_of_calls, warn_of_larger_inputs
 from memfit.runtime.chunked_loss.language_model_head import noting_type_of_logits
 from memfit.units import format_bytes
 from memfit.verification.methods import Method, Planned, compiled_reference, plain

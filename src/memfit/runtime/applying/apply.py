@@ -147,8 +147,8 @@ def _runners_of(
     # A pass of the model is one pass, whether or not its own ops are recorded, and so is one of a part of the model
     # that the step calls by itself.
     entries = () if plan.outline is None else plan.outline.entries
-    runners: dict[str, Runner] = {path: passes.run_entry for path in entries if path}
-    return {"": passes.run_model} | runners | {planned.path: passes.runner_in(planned) for planned in regions}
+    runners = {path: passes.runner_at(path) for path in ("", *entries)}
+    return runners | {planned.path: passes.runner_at(planned.path, planned) for planned in regions}
 
 
 class _ForwardPasses:
@@ -160,14 +160,9 @@ class _ForwardPasses:
         self._in_thread = threading.local()
 
     @contextmanager
-    def _pass(self, report: Callable[[UnplannedCalls | None], None] | None) -> Iterator[ForwardPass]:
-        tape: ForwardPass | None = getattr(self._in_thread, "tape", None)
-        if tape is not None:
-            yield tape
-            return
+    def _new_pass(self, report: Callable[[UnplannedCalls | None], None] | None) -> Iterator[ForwardPass]:
         tape = self._in_thread.tape = self._new_tape()
-        if report is not None:
-            tape.report = report
+        tape.report = report
         is_complete = False
         try:
             yield tape
@@ -176,47 +171,32 @@ class _ForwardPasses:
             self._in_thread.tape = None
             tape.close(is_complete=is_complete)
 
-    def run_model(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled() or refuses_saved_tensors_hooks():
-            return forward(*args, **kwargs)
-        with self._pass(self._seen(forward, args, kwargs)):
-            return forward(*args, **kwargs)
+    def runner_at(self, path: str, planned: PlannedModule | None = None) -> Runner:
+        """Return the wrapper of the forward of the module at ``path``, with which a pass may begin."""
 
-    def run_entry(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a part of the model that may be called by itself, which is then a pass."""
-        if not self._is_pass():
-            return forward(*args, **kwargs)
-        with self._pass(None):
-            return forward(*args, **kwargs)
-
-    def _is_pass(self) -> bool:
-        """Return whether a part of the model that is called now, outside of any pass, begins one."""
-        # Under hooks of others, torch.utils.checkpoint recomputes it.
-        return torch.is_grad_enabled() and not refuses_saved_tensors_hooks() and outer_saved_tensors_hooks() is None
-
-    def _seen(
-        self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[UnplannedCalls | None], None] | None:
-        """Look at a pass of the whole model that is about to run; return what looks at the calls that it made."""
-        if self._check is None:
-            return None
-        self._check.see(forward, args, kwargs)
-        return self._check.calls_of_pass(forward, args, kwargs)
-
-    def runner_in(self, planned: PlannedModule) -> Runner:
-        def run_region(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def run(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not torch.is_grad_enabled() or refuses_saved_tensors_hooks():
                 return forward(*args, **kwargs)
             tape: ForwardPass | None = getattr(self._in_thread, "tape", None)
             if tape is not None:
-                return tape.run(planned, forward, args, kwargs)
-            if planned.path and outer_saved_tensors_hooks() is not None:
+                return _run_in(tape, planned, forward, args, kwargs)
+            if path and outer_saved_tensors_hooks() is not None:
                 # A part of the model that is called by itself under such hooks: torch.utils.checkpoint recomputes it.
                 return forward(*args, **kwargs)
-            with self._pass(None if planned.path else self._seen(forward, args, kwargs)) as tape:
-                return tape.run(planned, forward, args, kwargs)
+            report = None
+            if not path and self._check is not None:
+                self._check.see(forward, args, kwargs)
+                report = self._check.calls_of_pass(forward, args, kwargs)
+            with self._new_pass(report) as tape:
+                return _run_in(tape, planned, forward, args, kwargs)
 
-        return run_region
+        return run
+
+
+def _run_in(
+    tape: ForwardPass, planned: PlannedModule | None, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    return forward(*args, **kwargs) if planned is None else tape.run(planned, forward, args, kwargs)
 
 
 def refuse_unfit(model: nn.Module, plan: Plan) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from memfit.errors import InvalidParameterError
-from memfit.runtime.applying.forward_wrapping import Forward, WrappedForward, bare_forward, wrap_forward
+from memfit.runtime.applying.forward_wrapping import Forward, bare_forward, wrap_forward
 from memfit.runtime.chunked_loss.lazy_logits import LazyLogits, Projection
 from memfit.runtime.torch_internals import FakeTensor, refuses_saved_tensors_hooks
 
@@ -66,12 +66,6 @@ def loss_in_chunks(model: nn.Module) -> Iterator[LazyHead]:
         yield lazy_head
     finally:
         unwrap()
-
-
-def is_loss_in_chunks(model: nn.Module) -> bool:
-    """Return whether the model's output projection returns lazy logits now."""
-    forwards = [vars(module).get("forward") for module in model.modules()]
-    return any(isinstance(each, WrappedForward) and isinstance(each.runner, LazyHead) for each in forwards)
 
 
 @contextmanager

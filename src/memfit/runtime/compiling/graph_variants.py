@@ -11,7 +11,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, fx
 
@@ -34,15 +34,26 @@ class CompilingError(Exception):
     """A block could not be compiled."""
 
 
-class BlockRun(Protocol):
-    """A call of a block that is under way: by which partition, and who is to know of the graphs that it runs."""
+class BlockRun:
+    """A call of a block that is under way, by a partition. It has the graphs that ran, and their autograd nodes."""
 
-    partition: Partition
-    has_begun: bool
-    """Whether compiled code began to run, so that what is raised from then on is not about compiling."""
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        # Whether compiled code began to run, so that what is raised from then on is not about compiling.
+        self.has_begun = False
+        self.graphs: list[GraphVariants] = []
+        self.nodes: list[Any] = []
+        # Where somebody asks for them.
+        self.outputs: list[Any] | None = None
 
     def ran(self, graph: GraphVariants, outputs: Sequence[Any]) -> None:
         """Note that ``graph`` was run and returned ``outputs``."""
+        self.graphs.append(graph)
+        node = next((out.grad_fn for out in outputs if isinstance(out, Tensor) and out.grad_fn is not None), None)
+        if node is not None:
+            self.nodes.append(node)
+        if self.outputs is not None:
+            self.outputs += outputs
 
 
 _in_thread = threading.local()

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from memfit.graph.compiled_data.compiled_blocks import Partition, SentTensors
 from memfit.runtime.applying.forward_wrapping import Forward, bare_forward, wrap_forward
@@ -19,7 +19,7 @@ from memfit.runtime.compiling.compiler_internals import (
     blocks_as_a_whole,
     own_warnings_ignored,
 )
-from memfit.runtime.compiling.graph_variants import GraphVariants, running, variants_backend
+from memfit.runtime.compiling.graph_variants import BlockRun, GraphVariants, running, variants_backend
 from memfit.runtime.compiling.offloaded_saves import NotedSaves, OffloadedSaves, noted_saves
 from memfit.runtime.engine.call_arguments import is_strided, tensors_in
 from memfit.runtime.torch_internals import in_function_transform
@@ -120,7 +120,7 @@ class _PlannedBlock:
     def run(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_eager or not torch.is_grad_enabled() or torch.compiler.is_compiling() or in_function_transform():
             return forward(*args, **kwargs)
-        call = _Call(self._partition)
+        call = BlockRun(self._partition)
         failure: str | None = None
         if self._observer is not None:
             self._observer.forward_begins(self._path)
@@ -168,7 +168,7 @@ class _PlannedBlock:
             return another(forward, args, kwargs)
 
     @contextmanager
-    def _seeing_saves(self, call: _Call, inputs: Any) -> Iterator[None]:
+    def _seeing_saves(self, call: BlockRun, inputs: Any) -> Iterator[None]:
         """Offload what the call saves, or note how large it is."""
         if self._saves is not None:
             with self._saves.saving(self._path, self._original) as saves:
@@ -185,26 +185,6 @@ class _PlannedBlock:
             call.outputs = None
         else:
             yield
-
-
-class _Call:
-    """One call of a block. See `BlockRun`."""
-
-    def __init__(self, partition: Partition) -> None:
-        self.partition = partition
-        self.has_begun = False
-        self.graphs: list[GraphVariants] = []
-        self.nodes: list[Any] = []
-        # Where somebody asks for them.
-        self.outputs: list[Any] | None = None
-
-    def ran(self, graph: GraphVariants, outputs: Sequence[Any]) -> None:
-        self.graphs.append(graph)
-        node = next((out.grad_fn for out in outputs if isinstance(out, Tensor) and out.grad_fn is not None), None)
-        if node is not None:
-            self.nodes.append(node)
-        if self.outputs is not None:
-            self.outputs += outputs
 
 
 def _addresses_of(values: Any) -> list[int]:

@@ -27,11 +27,6 @@ def add_engine(log_to: LogTo) -> None:
         log_to(_events.append)
 
 
-def is_logging() -> bool:
-    """Return whether events are logged now."""
-    return _events is not None
-
-
 def log_event(*parts: object) -> None:
     """Add an event, where events are logged."""
     if _events is not None:

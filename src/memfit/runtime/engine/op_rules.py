@@ -6,8 +6,9 @@ Whatever is not known to be a function of its inputs is `OPAQUE`: its outputs ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,18 +38,6 @@ class OpRule:
     dropout_argument: int | None = None
     # (running mean, running variance, training) of batch norms, whose schemas hide that they update statistics.
     batch_norm_arguments: tuple[int, int, int] | None = None
-
-    # Every call is a function of its arguments alone: nothing written, drawn, or summed in no fixed order.
-    is_simple: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        is_simple = (
-            self.treatment is Treatment.PURE
-            and not self.draws_random
-            and self.deterministic_on_cuda
-            and self.batch_norm_arguments is None
-        )
-        object.__setattr__(self, "is_simple", is_simple)
 
 
 # Their schemas do not say that the result shares memory with the input.
@@ -116,19 +105,6 @@ _OVERWRITING = {
 
 _BATCH_NORMS = {"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"}
 
-_rules: dict[int, OpRule] = {}
-_ops_with_rules: list[Any] = []
-
-
-def rule_for(op: Any) -> OpRule:
-    """Return the rule of ``op`` (an OpOverload or a higher-order operator), reading its schema the first time."""
-    # By identity: hashing an op runs Python code, for every recorded call.
-    rule = _rules.get(id(op))
-    if rule is None:
-        rule = _rules[id(op)] = _read_rule(op)
-        _ops_with_rules.append(op)  # kept alive, so that no other op can take over its identity
-    return rule
-
 
 def op_name(op: Any) -> str:
     """Return the name that plans use: namespace and op, without the overload ("aten.gelu")."""
@@ -146,7 +122,9 @@ def is_random(rule: OpRule, args: tuple[Any, ...]) -> bool:
     return position is None or (position < len(args) and bool(args[position]))
 
 
-def _read_rule(op: Any) -> OpRule:
+@cache
+def rule_for(op: Any) -> OpRule:
+    """Return the rule of ``op`` (an OpOverload or a higher-order operator), reading its schema the first time."""
     name = op_name(op)
     if not isinstance(op, OpOverload):
         return OpRule(name, Treatment.OPAQUE)

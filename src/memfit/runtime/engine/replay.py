@@ -63,44 +63,32 @@ def gather(place: Place, tensor: Tensor) -> None:
 def _replay(value: DroppedValue) -> None:
     """Fill ``value`` by running each record that it needs once, in the order of recording."""
     # A record holds a call as it was below autograd and autocast. Neither may act on it a second time.
-    autocast_types = [kind for kind in _autocast_device_types() if torch.is_autocast_enabled(kind)]
-    if not autocast_types and not torch.is_grad_enabled():
-        _fetch_and_run(value)
-        return
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        for device_type in autocast_types:
-            stack.enter_context(torch.autocast(device_type, enabled=False))
-        _fetch_and_run(value)
+    with torch.no_grad(), ExitStack() as stack:
+        for device_type in _autocast_device_types():
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
+        assert value.record is not None
+        value.record.offloading.fetch_ahead()
+        pending = _records_for(value.record)
+        while pending:
+            # Popped before it runs: the list must not keep alive what the record frees.
+            record = pending.pop()
+            args = [_with_tensors(argument) for argument in record.args]
+            kwargs = {name: _with_tensors(argument) for name, argument in record.kwargs.items()}
+            record.run(args, kwargs)
+            del record, args, kwargs
 
 
-def _fetch_and_run(value: DroppedValue) -> None:
-    assert value.record is not None
-    value.record.offloading.fetch_ahead()
-    pending = _records_for(value)
-    while pending:
-        # Popped before it runs: the list must not keep alive what the record frees.
-        record = pending.pop()
-        record.run(
-            [_with_tensors(argument) for argument in record.args],
-            {name: _with_tensors(argument) for name, argument in record.kwargs.items()} if record.kwargs else {},
-        )
-        del record
-
-
-def _records_for(value: DroppedValue) -> list[ReplayRecord]:
-    """Return the records that ``value`` needs, the last to run first."""
-    assert value.record is not None
-    needed = {value.record.number: value.record}
-    stack = [value.record]
+def _records_for(last: ReplayRecord) -> list[ReplayRecord]:
+    """Return the records that have to run for the ``last`` one's sake, that one first."""
+    needed = {last.number: last}
+    stack = [last]
     while stack:
         for source in stack.pop().dropped_sources():
             record = source.record
             if record is not None and record.number not in needed:
                 needed[record.number] = record
                 stack.append(record)
-    if len(needed) == 1:
-        return list(needed.values())
     return [needed[number] for number in sorted(needed, reverse=True)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memfit.runtime.engine.event_log import is_logging, log_event
+from memfit.runtime.engine.event_log import log_event
 from memfit.runtime.engine.offloading import HostCopies, OffloadedCopy
 from memfit.runtime.engine.op_rules import rule_for
 from memfit.runtime.engine.values import DroppedUse, DroppedValue, Geometry, tensor_with
@@ -66,8 +66,7 @@ class ReplayRecord:
 
     def run(self, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Run the op on ``args`` and ``kwargs``, which hold tensors again, and fill the outputs."""
-        if is_logging():
-            self.log_run()
+        log_event(*self.event)
         generator = self.generator
         if generator is None:
             result = self.call(args, kwargs)
@@ -84,9 +83,10 @@ class ReplayRecord:
             if value is not None and value.tensor is None:
                 value.fill(result[position] if isinstance(result, (tuple, list)) else result)
 
-    def log_run(self) -> None:
-        """Log that the op is run again."""
-        log_event("replay", rule_for(self.op).name)
+    @property
+    def event(self) -> tuple[str, ...]:
+        """What is logged when the record runs."""
+        return "replay", rule_for(self.op).name
 
     def call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call the op and return its result."""
@@ -151,8 +151,9 @@ class FetchRecord(ReplayRecord):
         self.copy = copy
         self.geometry = geometry
 
-    def log_run(self) -> None:
-        log_event("fetch")
+    @property
+    def event(self) -> tuple[str, ...]:
+        return ("fetch",)
 
     def call(self, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         return tensor_with(self.geometry, self.copy.fetch())

@@ -187,8 +187,6 @@ class Tape(OpInterceptor):
         # autograd.Function or compiled code, where raw kernels may rewrite what the dispatcher believes it knows.
         is_plain = not types and torch.is_grad_enabled()
         pattern = self._next_pattern(rule) if is_plain else Fate.SAVE
-        if pattern and rule.is_simple:
-            return self._run_pure_op(op, rule, pattern, args, kwargs, args)
         if pattern and not is_repeatable(rule, args):
             pattern = without_drops(pattern) if rule.treatment is Treatment.PURE else Fate.SAVE
         if rule.written:
