@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,35 +21,19 @@ from memfit.runtime.chunked_loss.linear_cross_entropy import linear_cross_entrop
 from memfit.runtime.torch_internals import TorchFunctionDisabled, storageless, tree_map
 
 
-class Autocast(NamedTuple):
-    """Whether autocast was on for a device when the projection was called, and its type."""
-
-    device_type: str
-    is_enabled: bool
-    dtype: torch.dtype
-
-    @staticmethod
-    def now(device_type: str) -> Autocast:
-        """Return the state of this thread."""
-        return Autocast(device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
-
-    def again(self) -> torch.autocast:
-        """Return a block with this state."""
-        return torch.autocast(self.device_type, self.dtype, self.is_enabled)
-
-
 @dataclass(frozen=True, slots=True)
 class Projection:
     """The call of an output projection: ``hidden @ weight.t() + bias``, to be cast to ``dtype``.
 
     ``versions`` are those of the tensors when the call was made. What is written over since cannot be read again.
-    ``note_chunked`` is called when a cross-entropy is computed in chunks.
+    ``autocast()`` is a block in which autocast is as it was then. ``note_chunked`` is called when a cross-entropy is
+    computed in chunks.
     """
 
     hidden: Tensor
     weight: Tensor
     bias: Tensor | None
-    autocast: Autocast
+    autocast: Callable[[], torch.autocast]
     dtype: torch.dtype
     versions: tuple[int, ...]
     note_chunked: Callable[[], None]
@@ -56,9 +41,10 @@ class Projection:
     @staticmethod
     def of(hidden: Tensor, weight: Tensor, bias: Tensor | None, note_chunked: Callable[[], None]) -> Projection:
         """Return the call that is to be made now."""
-        autocast = Autocast.now(hidden.device.type)
-        narrowed = autocast.is_enabled and hidden.dtype != torch.float64
-        dtype = autocast.dtype if narrowed else hidden.dtype
+        device_type = hidden.device.type
+        is_autocast, autocast_dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+        autocast = partial(torch.autocast, device_type, autocast_dtype, is_autocast)
+        dtype = autocast_dtype if is_autocast and hidden.dtype != torch.float64 else hidden.dtype
         projection = Projection(hidden, weight, bias, autocast, dtype, (), note_chunked)
         return replace(projection, versions=projection.current_versions())
 
@@ -84,7 +70,7 @@ class Projection:
     def logits(self) -> Tensor:
         """Compute the logits as the plain model does."""
         self.refuse_stale()
-        with torch.inference_mode(mode=False), torch.enable_grad(), self.autocast.again():
+        with torch.inference_mode(mode=False), torch.enable_grad(), self.autocast():
             return functional.linear(self.hidden, self.weight, self.bias)
 
     def refuse_stale(self) -> None:
@@ -115,7 +101,7 @@ class _Unread(torch.autograd.Function):
             None if each is None else each.detach().requires_grad_(requires_gradient)
             for each, requires_gradient in zip(given, required, strict=True)
         ]
-        with torch.enable_grad(), projection.autocast.again():
+        with torch.enable_grad(), projection.autocast():
             assert leaves[0] is not None
             assert leaves[1] is not None
             logits = functional.linear(leaves[0], leaves[1], leaves[2]).to(projection.dtype)
@@ -265,7 +251,7 @@ def _scaled(logits: LazyLogits, number: Any, scale: Callable[[Tensor], Tensor]) 
     if type(number) not in (int, float):
         return NotImplemented
     projection = logits.projection
-    with projection.autocast.again():
+    with projection.autocast():
         bias = None if projection.bias is None else scale(projection.bias)
         follower = projection.following(scale(projection.hidden), bias)
     return LazyLogits.of(follower, lambda: scale(logits.computed()))
@@ -312,7 +298,7 @@ def _cross_entropy(
     # The loss has the type that torch's would have here.
     is_autocast = torch.is_autocast_enabled(projection.hidden.device.type)
     dtype = torch.float32 if is_autocast and projection.dtype != torch.float64 else projection.dtype
-    with projection.autocast.again():
+    with projection.autocast():
         loss = linear_cross_entropy(
             projection.hidden,
             projection.weight,
