@@ -7,7 +7,7 @@ border, the peak between two borders and the seconds between them are measured i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -17,7 +17,6 @@ from memfit.capture.measuring.clocks import moments_on
 from memfit.graph.compiled_data.compiled_blocks import SegmentKind
 from memfit.runtime.allocation_meter import AllocationMeter
 from memfit.runtime.compiling.graph_variants import GraphVariants
-from memfit.runtime.compiling.offloaded_saves import NotedSaves
 
 
 class CudaMemoryMeter:
@@ -69,8 +68,9 @@ class Border(NamedTuple):
 class _Borders:
     """Notes the borders of a step. See `BlockObserver`."""
 
+    notes_saves = False
+
     def __init__(self) -> None:
-        self.noted_saves: set[int] | None = None
         self.failures: dict[str, str] = {}
         self.graphs: dict[str, list[GraphVariants]] = {}
         self.called_again: set[str] = set()
@@ -78,6 +78,7 @@ class _Borders:
         self.output_bytes: dict[str, int] = {}
         self.saved_outputs: dict[str, frozenset[int]] = {}
         self.kept_inputs: dict[str, frozenset[int]] = {}
+        self._saved_before: set[int] = set()
         self._output_addresses: Sequence[int] = ()
         self._begun: set[str] = set()
         self._backward_path: str | None = None
@@ -116,13 +117,15 @@ class _Borders:
             following = dict.fromkeys(after for after, _ in node.next_functions if after is not None)
             self._hooks += [after.register_prehook(end) for after in following]
 
-    def saved(self, path: str, saves: NotedSaves, inputs: Set[int], outputs: Sequence[int]) -> None:
+    def saved(self, path: str, saves: Mapping[int, int], inputs: Set[int], outputs: Sequence[int]) -> None:
         """The block's forward pass saved storages, some of its inputs or outputs among them."""
-        self.saved_sizes[path] = saves.sizes
-        self.output_bytes[path] = saves.bytes_at(outputs)
-        self.saved_outputs[path] = saves.places_among(outputs)
+        # What blocks before it saved leaves with these blocks.
+        self.saved_sizes[path] = tuple(saves[address] for address in saves if address not in self._saved_before)
+        self._saved_before.update(saves)
+        self.output_bytes[path] = sum(saves[address] for address in saves.keys() & set(outputs))
+        self.saved_outputs[path] = _places_in(outputs, saves.keys())
         if not inputs.isdisjoint(self._output_addresses):
-            self.kept_inputs[path] = saves.places_among(self._output_addresses, also_in=inputs)
+            self.kept_inputs[path] = _places_in(self._output_addresses, saves.keys() & inputs)
         self._output_addresses = outputs
 
     def failed(self, path: str, reason: str) -> None:
@@ -136,12 +139,17 @@ class _Borders:
             self._hooks.pop().remove()
 
 
+def _places_in(addresses: Sequence[int], known: Set[int]) -> frozenset[int]:
+    return frozenset(place for place, address in enumerate(addresses) if address in known)
+
+
 class MemoryBorders(_Borders):
     """The memory at the borders of one step, and the sizes of what blocks save."""
 
+    notes_saves = True
+
     def __init__(self, meter: MemoryMeter) -> None:
         super().__init__()
-        self.noted_saves = set()
         self._meter = meter
         self._segments: list[tuple[SegmentKind, str | None, int]] = []
         self._peaks: list[int] = []

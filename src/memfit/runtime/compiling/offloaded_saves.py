@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -181,57 +180,24 @@ class _BlockSaves:
         return value
 
 
-class NotedSaves:
-    """What was saved: ``sizes`` of storages that may leave, in order, without those that were noted before."""
-
-    def __init__(self) -> None:
-        self.sizes: tuple[int, ...] = ()
-        self._bytes_at: dict[int, int] = {}
-
-    def note(self, storage: torch.UntypedStorage) -> None:
-        """A tensor of this storage is saved."""
-        self._bytes_at[storage.data_ptr()] = storage.nbytes()
-
-    def end(self, noted_before: set[int]) -> None:
-        """All is saved."""
-        self.sizes = tuple(size for address, size in self._bytes_at.items() if address not in noted_before)
-        noted_before.update(self._bytes_at)
-
-    def bytes_at(self, addresses: Iterable[int]) -> int:
-        """Return the bytes of the saved storages at these addresses."""
-        return sum(self._bytes_at.get(address, 0) for address in set(addresses))
-
-    def places_among(self, addresses: Sequence[int], also_in: Set[int] | None = None) -> frozenset[int]:
-        """Return the places of the saved storages among ``addresses``."""
-        return frozenset(
-            place
-            for place, address in enumerate(addresses)
-            if address in self._bytes_at and (also_in is None or address in also_in)
-        )
-
-
 @contextmanager
-def noted_saves(block: nn.Module, noted_before: set[int]) -> Iterator[NotedSaves]:
-    """Note which storages that may leave are saved inside the block.
-
-    ``noted_before`` has the addresses of those that blocks before it saved, which leave with these blocks.
-    """
+def noted_saves(block: nn.Module) -> Iterator[Mapping[int, int]]:
+    """Note the bytes of the storages that are saved inside the block and may leave, by their addresses, in order."""
     addresses = {tensor.untyped_storage().data_ptr() for tensor in _tensors_of(block)}
-    noted = NotedSaves()
+    bytes_at: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage() if _may_leave(tensor, addresses) else None
-        smallest = _SMALLEST_BYTES if tensor.is_cuda else _SMALLEST_BYTES_ON_CPU
-        if storage is not None and storage.nbytes() >= smallest:
-            noted.note(storage)
+        if _may_leave(tensor, addresses):
+            storage = tensor.untyped_storage()
+            if storage.nbytes() >= (_SMALLEST_BYTES if tensor.is_cuda else _SMALLEST_BYTES_ON_CPU):
+                bytes_at[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()
 
     if outer_saved_tensors_hooks() is not None or refuses_saved_tensors_hooks():
-        yield noted
+        yield bytes_at
         return
     with saved_tensors_hooks(note, lambda tensor: tensor):
-        yield noted
-    noted.end(noted_before)
+        yield bytes_at
 
 
 def _may_leave(tensor: Tensor, addresses: set[int]) -> bool:

@@ -20,7 +20,7 @@ from memfit.runtime.compiling.compiler_internals import (
     own_warnings_ignored,
 )
 from memfit.runtime.compiling.graph_variants import BlockRun, GraphVariants, running, variants_backend
-from memfit.runtime.compiling.offloaded_saves import NotedSaves, OffloadedSaves, noted_saves
+from memfit.runtime.compiling.offloaded_saves import OffloadedSaves, noted_saves
 from memfit.runtime.engine.call_arguments import is_strided, tensors_in
 from memfit.runtime.torch_internals import in_function_transform
 
@@ -34,12 +34,12 @@ class BlockObserver(Protocol):
     def forward_ended(self, path: str, graphs: Sequence[GraphVariants], nodes: Sequence[Any]) -> None:
         """The block's forward pass is over. It ran ``graphs``, whose backward passes are autograd's ``nodes``."""
 
-    def saved(self, path: str, saves: NotedSaves, inputs: Set[int], outputs: Sequence[int]) -> None:
+    def saved(self, path: str, saves: Mapping[int, int], inputs: Set[int], outputs: Sequence[int]) -> None:
         """The block's forward pass saved ``saves``; its inputs' and outputs' storages are at these addresses."""
 
     @property
-    def noted_saves(self) -> set[int] | None:
-        """The addresses of what was saved so far; None where `saved` is not to be called, which takes time."""
+    def notes_saves(self) -> bool:
+        """Whether `saved` is to be called, which takes time."""
 
     def failed(self, path: str, reason: str) -> None:
         """The block could not be compiled, and ran in eager."""
@@ -177,9 +177,9 @@ class _PlannedBlock:
                 forward_pass = saves.forward_pass
                 for node in call.nodes:
                     node.register_prehook(lambda _: forward_pass.fetch_ahead())
-        elif self._observer is not None and self._observer.noted_saves is not None:
+        elif self._observer is not None and self._observer.notes_saves:
             call.outputs = []
-            with noted_saves(self._original, self._observer.noted_saves) as noted:
+            with noted_saves(self._original) as noted:
                 yield
             self._observer.saved(self._path, noted, set(_addresses_of(inputs)), _addresses_of(call.outputs))
             call.outputs = None
