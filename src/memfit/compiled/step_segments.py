@@ -17,6 +17,7 @@ from memfit.capture.measuring.clocks import moments_on
 from memfit.graph.compiled_data.compiled_blocks import SegmentKind
 from memfit.runtime.allocation_meter import AllocationMeter
 from memfit.runtime.compiling.graph_variants import GraphVariants
+from memfit.runtime.compiling.planned_blocks import BlockObserver
 
 
 class CudaMemoryMeter:
@@ -65,10 +66,8 @@ class Border(NamedTuple):
     peak_bytes: int
 
 
-class _Borders:
-    """Notes the borders of a step. See `BlockObserver`."""
-
-    notes_saves = False
+class _Borders(BlockObserver):
+    """Notes the borders of a step."""
 
     def __init__(self) -> None:
         self.failures: dict[str, str] = {}

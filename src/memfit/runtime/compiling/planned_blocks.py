@@ -7,7 +7,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -25,8 +25,11 @@ from memfit.runtime.engine.call_arguments import is_strided, tensors_in
 from memfit.runtime.torch_internals import in_function_transform
 
 
-class BlockObserver(Protocol):
-    """Is told of the calls of compiled blocks."""
+class BlockObserver:
+    """Is told of the calls of compiled blocks. By itself, it warns of blocks that could not be compiled."""
+
+    notes_saves = False
+    """Whether `saved` is to be called, which takes time."""
 
     def forward_begins(self, path: str) -> None:
         """The block's forward pass begins."""
@@ -37,12 +40,13 @@ class BlockObserver(Protocol):
     def saved(self, path: str, saves: Mapping[int, int], inputs: Set[int], outputs: Sequence[int]) -> None:
         """The block's forward pass saved ``saves``; its inputs' and outputs' storages are at these addresses."""
 
-    @property
-    def notes_saves(self) -> bool:
-        """Whether `saved` is to be called, which takes time."""
-
     def failed(self, path: str, reason: str) -> None:
         """The block could not be compiled, and ran in eager."""
+        warnings.warn(
+            f"the block {path!r} cannot be compiled here, so that it runs in eager and saves all of its activations: "
+            f"gradients are right, the planned peak does not hold ({reason})",
+            stacklevel=5,
+        )
 
 
 class PlannedBlocks:
@@ -105,7 +109,7 @@ class _PlannedBlock:
     ) -> None:
         self._path = path
         self._partition = partition
-        self._observer = observer
+        self._observer = observer or BlockObserver()
         self._saves = saves
         self._original = original_of(module)
         self._is_eager = False
@@ -122,8 +126,7 @@ class _PlannedBlock:
             return forward(*args, **kwargs)
         call = BlockRun(self._partition)
         failure: str | None = None
-        if self._observer is not None:
-            self._observer.forward_begins(self._path)
+        self._observer.forward_begins(self._path)
         try:
             # The first call traces and compiles.
             first = nullcontext() if self._has_run else own_warnings_ignored()
@@ -139,23 +142,12 @@ class _PlannedBlock:
         if failure is not None:
             # What the block raises in eager as well is its own error.
             result = forward(*args, **kwargs)
-            self._stay_in_eager(failure)
+            self._is_eager = True
+            self._observer.failed(self._path, failure)
             return result
         self._has_run = True
-        if self._observer is not None:
-            self._observer.forward_ended(self._path, call.graphs, call.nodes)
+        self._observer.forward_ended(self._path, call.graphs, call.nodes)
         return result
-
-    def _stay_in_eager(self, reason: str) -> None:
-        self._is_eager = True
-        if self._observer is not None:
-            self._observer.failed(self._path, reason)
-        else:
-            warnings.warn(
-                f"the block {self._path!r} cannot be compiled here, so that it runs in eager and saves all of its "
-                f"activations: gradients are right, the planned peak does not hold ({reason})",
-                stacklevel=5,
-            )
 
     def _run_compiled(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._calls.call_at(self._path)
@@ -177,7 +169,7 @@ class _PlannedBlock:
                 forward_pass = saves.forward_pass
                 for node in call.nodes:
                     node.register_prehook(lambda _: forward_pass.fetch_ahead())
-        elif self._observer is not None and self._observer.notes_saves:
+        elif self._observer.notes_saves:
             call.outputs = []
             with noted_saves(self._original) as noted:
                 yield
