@@ -74,22 +74,16 @@ class StepOutline:
 
         It is None where forward passes differ in it.
         """
-        num_calls: Counter[tuple[object, str]] = Counter()
-        keys_of: dict[tuple[str, int], set[object]] = {}
-        for call in self.module_calls:
-            if call.path in recorded_modules:
-                keys_of.setdefault((call.path, call.number), set()).add(id(call))
-        for op, (key, around) in zip(self.ops, self._around(recorded_modules), strict=True):
-            if around is not None:
-                num_calls[key, op.op] += 1
-                keys_of.setdefault(around, set()).add(key)
-        ops = {op.op for op in self.ops}
-        counted: dict[tuple[str, int, str], int | None] = {}
-        for around, keys in keys_of.items():
-            for op_name in ops:
-                numbers = {num_calls[key, op_name] for key in keys}
-                counted[*around, op_name] = numbers.pop() if len(numbers) == 1 else None
-        return counted
+        num_passes = Counter((call.path, call.number) for call in self.module_calls)
+        num_calls: dict[tuple[str, int, str], int | None] = {}
+        # An op's first call in each call of a module comes before its second one, and so on.
+        for address, times in Counter(self.addresses(recorded_modules)).items():
+            if address is not None:
+                module, call, op, number = address
+                is_in_all_passes = times == (num_passes[module, call] or 1)
+                is_alike = is_in_all_passes and num_calls.get((module, call, op), 0) is not None
+                num_calls[module, call, op] = number + 1 if is_alike else None
+        return num_calls
 
     def _around(self, recorded_modules: Collection[str]) -> Iterator[tuple[object, tuple[str, int] | None]]:
         """Yield for each op which call of which recorded module it runs in, with a key of that very call."""
