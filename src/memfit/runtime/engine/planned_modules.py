@@ -9,7 +9,7 @@ from enum import IntEnum
 from torch import Tensor, nn
 
 from memfit.graph.names import parse_value_name
-from memfit.graph.outline import Address, OpCall, outline_of_names
+from memfit.graph.outline import Address, OpCall, StepOutline, outline_of_names
 from memfit.graph.plan import Decision, Plan
 from memfit.runtime.engine.call_arguments import is_strided
 
@@ -18,8 +18,8 @@ class Fate(IntEnum):
     """What the engine does with a value after the op that made it. Values that are not saved are restored when read."""
 
     SAVE = 0
-    DROP = 1
-    OFFLOAD = 2
+    OFFLOAD = 1
+    DROP = 2
 
 
 _FATES = {Decision.RECOMPUTE: Fate.DROP, Decision.OFFLOAD: Fate.OFFLOAD}
@@ -139,49 +139,38 @@ def planned_modules_of(plan: Plan, model: nn.Module) -> list[PlannedModule]:
     """Return the modules that ``plan`` records or puts hooks around."""
     outline = plan.outline or outline_of_names(plan.decisions)
     num_calls = outline.num_calls(plan.recorded_modules)
-    calls: dict[str, list[_Outputs]] = {path: [] for path in plan.recorded_modules}
-    for (module, call, op, number), fates in fates_by_address(plan).items():
-        of_module = calls[module]
-        of_module.extend({} for _ in range(call + 1 - len(of_module)))
-        of_op = of_module[call].setdefault(op, [])
-        of_op.extend({} for _ in range(number + 1 - len(of_op)))
-        of_op[number] = fates
-    hooked = set(plan.hooked_modules)
-    recording = []
-    for path, outputs_of_calls in calls.items():
-        first, *later = [
-            _call_plan(outputs, {op: num_calls[path, number, op] for op in outputs})
-            for number, outputs in enumerate(outputs_of_calls)
-        ] or [CallPlan({})]
-        recording.append(
-            PlannedModule(
-                path,
-                model,
-                first.patterns,
-                num_calls=first.num_calls,
-                later_calls=later,
-                window_bytes=plan.window_bytes,
-                hooks_saves=path in hooked,
-                num_passes=outline.num_passes,
-            )
+    # By module and number of its call, then by op: the decisions for each call of the op, which are in order.
+    patterns: dict[tuple[str, int], dict[str, list[FatePattern]]] = {}
+    for (path, call, op, _), fates in _fates_by_address(plan, outline).items():
+        patterns.setdefault((path, call), {}).setdefault(op, []).append(_pattern(fates))
+    calls: dict[str, list[CallPlan]] = {path: [] for path in (*plan.recorded_modules, *plan.hooked_modules)}
+    for (path, call), of_ops in sorted(patterns.items()):
+        calls[path] += [CallPlan({})] * (call - len(calls[path]))
+        numbers = {op: num_calls[path, call, op] for op in of_ops}
+        planned = {op: number for op, number in numbers.items() if number is not None}
+        calls[path].append(CallPlan({op: _simplest(of_calls) for op, of_calls in of_ops.items()}, planned))
+    return [
+        PlannedModule(
+            path,
+            model,
+            of_module[0].patterns if of_module else {},
+            num_calls=of_module[0].num_calls if of_module else {},
+            later_calls=of_module[1:],
+            window_bytes=plan.window_bytes,
+            records=path in plan.recorded_modules,
+            hooks_saves=path in plan.hooked_modules,
+            num_passes=outline.num_passes,
         )
-    hooked_only = [path for path in plan.hooked_modules if path not in calls]
-    return recording + [
-        PlannedModule(path, model, {}, records=False, num_passes=outline.num_passes) for path in hooked_only
+        for path, of_module in calls.items()
     ]
 
 
-# Op name -> for each of its calls in one call of a module, the decision for each output.
-_Outputs = dict[str, list[dict[int, Fate]]]
-
-
-def fates_by_address(plan: Plan) -> dict[Address, dict[int, Fate]]:
+def _fates_by_address(plan: Plan, outline: StepOutline) -> dict[Address, dict[int, Fate]]:
     """Return the decision for each output of each op call in the plan's recorded modules.
 
     Several forward passes of the profiled step may have reached one address. Planned decisions are the same for all of
     them; otherwise dropping takes precedence over offloading, and that over saving.
     """
-    outline = plan.outline or outline_of_names(plan.decisions)
     outputs_of: dict[OpCall, dict[int, Fate]] = {}
     for text, decision in plan.decisions.items():
         name = parse_value_name(text)
@@ -191,16 +180,8 @@ def fates_by_address(plan: Plan) -> dict[Address, dict[int, Fate]]:
         if address is not None:
             known = fates.setdefault(address, {})
             for position, fate in outputs_of.get(op, {}).items():
-                known[position] = max(known.get(position, Fate.SAVE), fate, key=_PRECEDENCE.index)
+                known[position] = max(known.get(position, Fate.SAVE), fate)
     return fates
-
-
-_PRECEDENCE = (Fate.SAVE, Fate.OFFLOAD, Fate.DROP)
-
-
-def _call_plan(outputs: _Outputs, num_calls: Mapping[str, int | None]) -> CallPlan:
-    patterns = {op: _simplest([_pattern(each) for each in of_calls]) for op, of_calls in outputs.items()}
-    return CallPlan(patterns, {op: number for op, number in num_calls.items() if number is not None})
 
 
 def _pattern(outputs: Mapping[int, Fate]) -> FatePattern:
