@@ -62,6 +62,14 @@ def softcapped_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy((torch.tanh(logits / 5) * 5).view(-1, NUM_CLASSES), labels.flatten())
 
 
+def softcapped_twice_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return softcapped_loss(torch.tanh(logits), labels)
+
+
+def softcapped_biased_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return biased_loss(3 * logits.tanh(), labels)
+
+
 def transposed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.transpose(1, 2), labels)
 
@@ -92,7 +100,9 @@ def gradients(model: nn.Module, run: Callable[[], Tensor]) -> tuple[Tensor, dict
         (scaled_loss, True),
         (biased_loss, True),
         (z_loss, True),
-        (softcapped_loss, False),
+        (softcapped_loss, True),
+        (softcapped_twice_loss, False),
+        (softcapped_biased_loss, False),
         (transposed_loss, False),
         (weighted_loss, False),
     ],
@@ -120,6 +130,7 @@ def test_any_loss_has_the_gradients_of_the_plain_model(
         lambda logits: logits + torch.linspace(0, 1, 6)[:, None],
         lambda logits: logits[0, 0, 3],
         lambda logits: logits.float().softmax(-1),
+        lambda logits: (torch.tanh(logits[:, 1:] / 3) * 3).square(),
         lambda logits: logits.argmax(-1),
         lambda logits: torch.stack([logits, logits]),
         lambda logits: logits[..., 2:5],

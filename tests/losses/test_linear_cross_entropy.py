@@ -14,7 +14,13 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 import memfit
-from memfit.runtime.chunked_loss.linear_cross_entropy import default_chunk_tokens
+from memfit.runtime.chunked_loss.linear_cross_entropy import (
+    LossOptions,
+    Softcap,
+    _eager_loss_and_gradient,
+    _fusible_loss_and_gradient,
+    default_chunk_tokens,
+)
 
 Gradients = list[Tensor | None]
 
@@ -33,13 +39,15 @@ def inputs(
 
 
 def reference(
-    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, **options
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, softcap: float | None = None, **options
 ) -> tuple[Tensor, Gradients]:
     """Return torch's loss and gradients in float64."""
     wide = [None if tensor is None else tensor.detach().double().requires_grad_() for tensor in (hidden, weight, bias)]
     assert wide[0] is not None
     assert wide[1] is not None
     logits = functional.linear(wide[0], wide[1], wide[2])
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
     loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), **options)
     loss.backward()
     return loss.detach(), [None if tensor is None else tensor.grad for tensor in wide]
@@ -60,14 +68,15 @@ BOUNDS = {
 
 @pytest.mark.parametrize("dtype", list(BOUNDS), ids=str)
 @pytest.mark.parametrize(
-    ("reduction", "smoothing", "has_bias"), list(product(("mean", "sum"), (0.0, 0.1), (False, True)))
+    ("reduction", "smoothing", "has_bias", "softcap"),
+    list(product(("mean", "sum"), (0.0, 0.1), (False, True), (None, 2.0))),
 )
 def test_loss_and_gradients_are_within_the_stated_bound(
-    dtype: torch.dtype, reduction: str, smoothing: float, has_bias: bool
+    dtype: torch.dtype, reduction: str, smoothing: float, has_bias: bool, softcap: float | None
 ) -> None:
     hidden, weight, bias, targets = inputs(83, 32, 101, dtype)
     given_bias = bias if has_bias else None
-    options = {"reduction": reduction, "label_smoothing": smoothing}
+    options = {"reduction": reduction, "label_smoothing": smoothing, "softcap": softcap}
     loss = memfit.linear_cross_entropy(hidden, weight, targets, bias=given_bias, chunk_tokens=16, **options)
     loss.backward()
     expected, gradients = reference(hidden, weight, targets, given_bias, **options)
@@ -109,7 +118,9 @@ def test_gradcheck_passes() -> None:
     hidden, weight, bias, targets = inputs(7, 4, 5, torch.float64)
 
     def loss(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return memfit.linear_cross_entropy(hidden, weight, targets, bias=bias, label_smoothing=0.2, chunk_tokens=3)
+        return memfit.linear_cross_entropy(
+            hidden, weight, targets, bias=bias, label_smoothing=0.2, softcap=1.5, chunk_tokens=3
+        )
 
     assert torch.autograd.gradcheck(loss, (hidden, weight, bias))
 
@@ -190,8 +201,10 @@ def test_only_required_gradients_are_computed() -> None:
     assert weight.grad is None
     with torch.no_grad():
         plain = memfit.linear_cross_entropy(hidden, weight, targets, bias=bias, chunk_tokens=8)
+        capped = memfit.linear_cross_entropy(hidden, weight, targets, bias=bias, softcap=1.5, chunk_tokens=8)
     assert not plain.requires_grad
     assert torch.equal(plain, loss.detach())
+    assert_within(capped, reference(hidden, weight, targets, bias, 1.5)[0], BOUNDS[torch.float32])
 
 
 def test_a_weight_that_is_tied_to_the_embedding_gets_both_gradients() -> None:
@@ -279,6 +292,18 @@ def test_peak_holds_one_chunk_of_logits_and_the_gradients() -> None:
     assert plain >= 2 * 4 * num_tokens * num_classes
 
 
+@pytest.mark.parametrize("softcap", [None, Softcap(3.0, 2.0)])
+def test_what_is_compiled_on_gpus_computes_the_same(softcap: Softcap | None) -> None:
+    options = LossOptions(-100, True, 0.1, softcap)
+    logits = torch.randn(20, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(20) % 11
+    targets[::5] = -100
+    loss, gradient = _fusible_loss_and_gradient(logits, targets, options, torch.float64)
+    expected_loss, expected = _eager_loss_and_gradient(logits.clone(), targets, options, torch.float64)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-13, atol=0)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
+
+
 def test_chunks_are_chosen_by_memory() -> None:
     assert default_chunk_tokens(32_000, 2048) == 2048
     assert default_chunk_tokens(128_256, 4096) == 4096
@@ -293,6 +318,8 @@ def test_chunks_are_chosen_by_memory() -> None:
         ({"label_smoothing": 1.5}, "label_smoothing must be a number from 0 to 1"),
         ({"label_smoothing": "much"}, "label_smoothing must be a number from 0 to 1"),
         ({"ignore_index": 1.0}, "ignore_index must be a whole number"),
+        ({"softcap": 0}, "softcap must be a positive number"),
+        ({"softcap": "much"}, "softcap must be a positive number"),
         ({"chunk_tokens": 0}, "chunk_tokens must be a whole number, at least 1"),
         ({"targets": torch.zeros(5, dtype=torch.int64)}, "targets must have the shape of hidden"),
         ({"targets": torch.zeros(6)}, "targets must be class indices"),

@@ -1,8 +1,9 @@
 """Logits that are computed when they are read, and not at all if only their cross-entropy is needed.
 
 `LazyLogits` has the shape and the type of an output projection's result. Casts, reshapes and slices of the tokens stay
-lazy. `torch.nn.functional.cross_entropy` of lazy logits is computed in chunks from the hidden states. Any other use
-computes the logits by the very ops of the plain model, so that what follows has the same bits as without them.
+lazy, and so does what models do to all logits before the loss: a scale, a bias, a softcap.
+`torch.nn.functional.cross_entropy` of lazy logits is computed in chunks from the hidden states. Any other use computes
+the logits by the very ops of the plain model, so that what follows has the same bits as without them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memfit.errors import StaleValueError
-from memfit.runtime.chunked_loss.linear_cross_entropy import linear_cross_entropy
+from memfit.runtime.chunked_loss.linear_cross_entropy import LossOptions, Softcap, linear_cross_entropy_with
 from memfit.runtime.torch_internals import TorchFunctionDisabled, storageless, tree_map
 
 
@@ -25,9 +26,9 @@ from memfit.runtime.torch_internals import TorchFunctionDisabled, storageless, t
 class Projection:
     """The call of an output projection: ``hidden @ weight.t() + bias``, to be cast to ``dtype``.
 
-    ``versions`` are those of the tensors when the call was made. What is written over since cannot be read again.
-    ``autocast()`` is a block in which autocast is as it was then. ``note_chunked`` is called when a cross-entropy is
-    computed in chunks.
+    With a ``cap``, the logits are ``cap * tanh`` of that. ``versions`` are those of the tensors when the call was made.
+    What is written over since cannot be read again. ``autocast()`` is a block in which autocast is as it was then.
+    ``note_chunked`` is called when a cross-entropy is computed in chunks.
     """
 
     hidden: Tensor
@@ -37,6 +38,7 @@ class Projection:
     dtype: torch.dtype
     versions: tuple[int, ...]
     note_chunked: Callable[[], None]
+    cap: float | None = None
 
     @staticmethod
     def of(hidden: Tensor, weight: Tensor, bias: Tensor | None, note_chunked: Callable[[], None]) -> Projection:
@@ -105,6 +107,8 @@ class _Unread(torch.autograd.Function):
             assert leaves[0] is not None
             assert leaves[1] is not None
             logits = functional.linear(leaves[0], leaves[1], leaves[2]).to(projection.dtype)
+            if projection.cap is not None:
+                logits = projection.cap * torch.tanh(logits)
         wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
         found = iter(torch.autograd.grad(logits, wanted, gradient))
         return (*(next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves), None)
@@ -246,21 +250,31 @@ def _divided(logits: LazyLogits, divisor: Any, **kwargs: Any) -> Any:
     return NotImplemented if kwargs else _scaled(logits, divisor, lambda tensor: tensor / divisor)
 
 
-def _scaled(logits: LazyLogits, number: Any, scale: Callable[[Tensor], Tensor]) -> Any:
-    """Scale the hidden states and the bias in place of the logits."""
+def _scaled(logits: LazyLogits, number: Any, scale: Callable[[Any], Any]) -> Any:
+    """Scale the hidden states and the bias in place of the logits, or the cap."""
     if type(number) not in (int, float):
         return NotImplemented
     projection = logits.projection
+    if projection.cap is not None:
+        return LazyLogits.of(replace(projection, cap=scale(projection.cap)), lambda: scale(logits.computed()))
     with projection.autocast():
         bias = None if projection.bias is None else scale(projection.bias)
         follower = projection.following(scale(projection.hidden), bias)
     return LazyLogits.of(follower, lambda: scale(logits.computed()))
 
 
+def _tanh(logits: LazyLogits) -> Any:
+    if logits.projection.cap is not None:
+        return NotImplemented
+    return LazyLogits.of(replace(logits.projection, cap=1.0), lambda: torch.tanh(logits.computed()))
+
+
 def _plus(logits: LazyLogits, other: Any, **kwargs: Any) -> Any:
     """Add to the bias what is the same for all tokens, as in BART."""
     projection = logits.projection
-    if kwargs or type(other) not in (Tensor, nn.Parameter) or other.numel() != projection.shape[-1] or not other.dim():
+    if kwargs or projection.cap is not None or type(other) not in (Tensor, nn.Parameter):
+        return NotImplemented
+    if other.numel() != projection.shape[-1] or not other.dim():
         return NotImplemented
     dtype = torch.promote_types(projection.dtype, other.dtype)
     is_alike = other.dtype == projection.weight.dtype and other.device == projection.weight.device
@@ -299,15 +313,9 @@ def _cross_entropy(
     is_autocast = torch.is_autocast_enabled(projection.hidden.device.type)
     dtype = torch.float32 if is_autocast and projection.dtype != torch.float64 else projection.dtype
     with projection.autocast():
-        loss = linear_cross_entropy(
-            projection.hidden,
-            projection.weight,
-            target,
-            bias=projection.bias,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-        )
+        cap = None if projection.cap is None else Softcap(divisor=1.0, factor=projection.cap)
+        options = LossOptions(ignore_index, reduction == "mean", label_smoothing, cap)
+        loss = linear_cross_entropy_with(options, projection.hidden, projection.weight, target, projection.bias)
     projection.note_chunked()
     return loss.to(dtype)
 
@@ -329,6 +337,9 @@ _LAZILY: dict[Any, Callable[..., Any]] = {
     Tensor.div: _divided,
     Tensor.__truediv__: _divided,
     torch.div: _divided,
+    Tensor.tanh: _tanh,
+    torch.tanh: _tanh,
+    functional.tanh: _tanh,
     Tensor.add: _plus,
     Tensor.__add__: _plus,
     Tensor.__radd__: _plus,

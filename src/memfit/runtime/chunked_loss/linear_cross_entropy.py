@@ -8,6 +8,7 @@ the backward pass: what is saved are the gradients of the hidden states, the wei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -40,6 +41,7 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
+    softcap: float | None = None,
     chunk_tokens: int | None = None,
 ) -> Tensor:
     """Return ``cross_entropy(linear(hidden, weight, bias), targets)`` without ever holding all logits.
@@ -47,7 +49,8 @@ def linear_cross_entropy(
     ``hidden`` has the shape ``(..., width)``, ``weight`` ``(classes, width)``, ``bias`` ``(classes,)`` and ``targets``,
     which are class indices, the shape of ``hidden`` without its last dimension. ``ignore_index``, ``reduction``
     (``"mean"`` or ``"sum"``) and ``label_smoothing`` mean the same as for `torch.nn.functional.cross_entropy`. Under
-    autocast, products are computed in autocast's type. The loss is in float32, or in float64 for float64 inputs.
+    autocast, products are computed in autocast's type. The loss is in float32, or in float64 for float64 inputs. With a
+    ``softcap``, as Gemma 2 has it, the logits are ``softcap * tanh(logits / softcap)``.
 
     ``chunk_tokens`` is how many tokens are processed at a time. By default it is chosen by memory: the logits of a
     chunk take no more than the gradient of the weight, each in float32.
@@ -59,7 +62,19 @@ def linear_cross_entropy(
     is the relative error of its probability, and for gradients that do not underflow, which in float16 takes a loss
     scale. Differentiating twice is not supported.
     """
-    options = _checked_options(ignore_index, reduction, label_smoothing)
+    options = _checked_options(ignore_index, reduction, label_smoothing, softcap)
+    return linear_cross_entropy_with(options, hidden, weight, targets, bias, chunk_tokens)
+
+
+def linear_cross_entropy_with(
+    options: LossOptions,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    chunk_tokens: int | None = None,
+) -> Tensor:
+    """Return the loss of `linear_cross_entropy` with ``options``."""
     _check_tensors(hidden, weight, targets, bias)
     rows, classes = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     if chunk_tokens is None:
@@ -80,10 +95,20 @@ def default_chunk_tokens(num_classes: int, width: int) -> int:
     return 1 << (largest.bit_length() - 1)
 
 
-class _Options(NamedTuple):
+class Softcap(NamedTuple):
+    """Logits that are ``factor * tanh(logits / divisor)``."""
+
+    divisor: float
+    factor: float
+
+
+class LossOptions(NamedTuple):
+    """What the loss of given logits is."""
+
     ignore_index: int
     is_mean: bool
     label_smoothing: float
+    softcap: Softcap | None
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -94,7 +119,7 @@ class _ChunkedLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        options: _Options,
+        options: LossOptions,
         chunk_tokens: int,
     ) -> Tensor:
         needs_rows, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -113,7 +138,9 @@ class _ChunkedLoss(torch.autograd.Function):
                 chunk = rows.detach()[part].to(narrow)
                 logits = torch.nn.functional.linear(chunk, weight_narrow, bias_narrow)
                 if not (needs_rows or needs_weight or needs_bias):
-                    total += _loss(logits.to(wide), targets[part], options)[0]
+                    wide_logits = logits.to(wide)
+                    _cap(wide_logits, options.softcap)
+                    total += _loss(wide_logits, targets[part], options)[0]
                     continue
                 loss_and_gradient = _kernels().loss_and_gradient if _runs_on_gpu(rows) else _eager_loss_and_gradient
                 loss, gradient = loss_and_gradient(logits, targets[part], options, wide)
@@ -207,7 +234,16 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
-def _loss(logits: Tensor, targets: Tensor, options: _Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _cap(logits: Tensor, softcap: Softcap | None) -> Tensor | None:
+    """Give the logits their softcap in place; return the factor that it has in their gradient."""
+    if softcap is None:
+        return None
+    slope = logits.div_(softcap.divisor).tanh_().square().neg_().add_(1).mul_(softcap.factor / softcap.divisor)
+    logits.mul_(softcap.factor)
+    return slope
+
+
+def _loss(logits: Tensor, targets: Tensor, options: LossOptions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the summed loss, and what its gradient needs: log-normalizers, which rows count, and their classes."""
     counted = targets != options.ignore_index
     classes = torch.where(counted, targets, 0)[:, None]
@@ -219,33 +255,41 @@ def _loss(logits: Tensor, targets: Tensor, options: _Options) -> tuple[Tensor, T
 
 
 def _eager_loss_and_gradient(
-    narrow_logits: Tensor, targets: Tensor, options: _Options, wide: torch.dtype
+    narrow_logits: Tensor, targets: Tensor, options: LossOptions, wide: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss of a chunk, and the gradient of its loss by the logits, in the logits' type."""
-    logits = narrow_logits.to(wide)
-    loss, normalizers, counted, classes = _loss(logits, targets, options)
     # The logits are overwritten: they have no other reader.
+    logits = narrow_logits.to(wide)
+    slope = _cap(logits, options.softcap)
+    loss, normalizers, counted, classes = _loss(logits, targets, options)
     gradient = logits.sub_(normalizers).exp_().sub_(options.label_smoothing / logits.shape[1])
     gradient.scatter_add_(1, classes, torch.full_like(normalizers, options.label_smoothing - 1))
+    if slope is not None:
+        gradient.mul_(slope)
     return loss, gradient.mul_(counted).to(narrow_logits.dtype)
 
 
 def _fusible_loss_and_gradient(
-    narrow_logits: Tensor, targets: Tensor, options: _Options, wide: torch.dtype
+    narrow_logits: Tensor, targets: Tensor, options: LossOptions, wide: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Compute the same from pointwise ops and reductions alone, which a compiler turns into two kernels."""
     logits = narrow_logits.to(wide)
+    slope = torch.ones_like(logits)
+    if options.softcap is not None:
+        tanh = torch.tanh(logits / options.softcap.divisor)
+        logits = tanh * options.softcap.factor
+        slope = (1 - tanh * tanh) * (options.softcap.factor / options.softcap.divisor)
     loss, normalizers, counted, classes = _loss(logits, targets, options)
     is_target = torch.arange(logits.shape[1], device=logits.device) == classes
-    expected = torch.where(is_target, 1 - options.label_smoothing, 0.0) + options.label_smoothing / logits.shape[1]
-    gradient = (torch.exp(logits - normalizers) - expected) * counted
+    expected = is_target.to(wide) * (1 - options.label_smoothing) + options.label_smoothing / logits.shape[1]
+    gradient = (torch.exp(logits - normalizers) - expected) * slope * counted
     return loss, gradient.to(narrow_logits.dtype)
 
 
 class _Kernels(NamedTuple):
     """What is compiled on GPUs, where it is faster and takes less memory."""
 
-    loss_and_gradient: Callable[[Tensor, Tensor, _Options, torch.dtype], tuple[Tensor, Tensor]]
+    loss_and_gradient: Callable[[Tensor, Tensor, LossOptions, torch.dtype], tuple[Tensor, Tensor]]
     scaled: Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
 
@@ -289,7 +333,7 @@ def _type_of_products(rows: Tensor) -> torch.dtype:
     return rows.dtype
 
 
-def _checked_options(ignore_index: int, reduction: str, label_smoothing: float) -> _Options:
+def _checked_options(ignore_index: int, reduction: str, label_smoothing: float, softcap: float | None) -> LossOptions:
     if reduction not in ("mean", "sum"):
         raise InvalidParameterError(
             'reduction must be "mean" or "sum", because gradients are computed in the forward pass; got '
@@ -300,7 +344,12 @@ def _checked_options(ignore_index: int, reduction: str, label_smoothing: float) 
         raise InvalidParameterError(f"label_smoothing must be a number from 0 to 1; got {shown(label_smoothing)}")
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise InvalidParameterError(f"ignore_index must be a whole number; got {shown(ignore_index)}")
-    return _Options(ignore_index, reduction == "mean", float(smoothing))
+    if softcap is None:
+        return LossOptions(ignore_index, reduction == "mean", float(smoothing), None)
+    cap = float(real_number(softcap, "softcap", "a positive number, or None for logits without a softcap"))
+    if not 0 < cap < math.inf:
+        raise InvalidParameterError(f"softcap must be a positive number; got {shown(softcap)}")
+    return LossOptions(ignore_index, reduction == "mean", float(smoothing), Softcap(cap, cap))
 
 
 def _check_tensors(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
