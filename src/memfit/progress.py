@@ -56,10 +56,10 @@ def progress_on_terminal() -> Iterator[Progress]:
         return
     # Only a terminal needs it; everything else starts faster without.
     from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as RichProgress
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with RichProgress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
         yield _Bar(bar)
 
@@ -75,22 +75,16 @@ def progress_of_command() -> Iterator[Progress]:
 
 
 class _Bar:
-    """A bar with the number of steps done, where their total is known."""
+    """A bar with the number of steps done and their total."""
 
     def __init__(self, bar: RichProgress) -> None:
         self._bar = bar
-        self._task = bar.add_task("", total=None, count="")
-        self._num_done, self._num_steps = 0, None
-
-    _num_steps: int | None
+        self._task = bar.add_task("", total=None)
 
     def stage(self, name: str, num_steps: int | None = None) -> None:
-        self._num_done, self._num_steps = 0, num_steps
-        self._bar.reset(self._task, total=num_steps, description=name, count=self._count())
+        # A total cannot be taken back, so each stage is a task of its own.
+        self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(name, total=num_steps)
 
     def advance(self) -> None:
-        self._num_done += 1
-        self._bar.update(self._task, advance=1, count=self._count())
-
-    def _count(self) -> str:
-        return "" if self._num_steps is None else f"{self._num_done}/{self._num_steps}"
+        self._bar.advance(self._task)
