@@ -32,8 +32,10 @@ LARGEST_EXACT_NUM_LAYERS = 200
 LARGEST_GAP = 1e-3
 """Beyond, it stops once the plan is proved to be within this share of the best, or where that takes too much work."""
 
-# Counted in numbers looked at, so that the same input gives the same plan on every machine: a few seconds.
-_LARGEST_WORK = 10**8
+# Counted in numbers looked at, so that the same input gives the same plan on every machine. A few tenths of a second
+# for the first; the second only bounds instances made to be hard.
+_USUAL_WORK = 5 * 10**6
+_LARGEST_WORK = 5 * 10**7
 # What a layer costs however few the states: two dozen NumPy calls take as long as this many numbers.
 _WORK_PER_LAYER = 1000
 _WIDEST_LIST_OF_STATES = 2**17
@@ -69,8 +71,8 @@ def cheapest_drop(sizes_bytes: Sequence[int], flops: Sequence[int], budget_bytes
         [flops[i] // cost_unit for i in positions],
         excess=-(-(total_bytes - budget_bytes) // size_unit),
     )
-    proven = search.run(largest_gap=0.0 if len(sizes_bytes) <= LARGEST_EXACT_NUM_LAYERS else LARGEST_GAP)
-    gap = 0.0 if proven == search.best_cost else (search.best_cost - proven) / proven
+    proven = search.run(_LARGEST_WORK if len(sizes_bytes) <= LARGEST_EXACT_NUM_LAYERS else _USUAL_WORK)
+    gap = (search.best_cost - proven) / max(proven, 1)
     return Choice(_earliest_of_equals([positions[i] for i in search.best_drop], sizes_bytes, flops), gap)
 
 
@@ -113,23 +115,24 @@ class _DropSearch:
         # say that the layer was dropped, too; the number past all of these, that it was the first.
         self.origins: list[Positions] = []
 
-    def run(self, largest_gap: float) -> int:
-        """Find the best drop, or one within the gap of it; return what no drop costs less than."""
+    def run(self, usual_work: int) -> int:
+        """Find the best drop, or after the usual work one near enough; return what no drop costs less than."""
         num_layers = len(self.sizes)
         stride = -(-num_layers // _MOST_SORTINGS)
-        proven = min(self._try_largest(first, stride) for first in range(0, num_layers, stride))
+        starts = range(0, num_layers, stride)
+        proven = min(self._try_largest(first, stride) for first in starts)
+        work = num_layers * len(starts)
         remaining = self._remaining(0)
         lowest_pruned = self.best_cost
-        work = 0
         for layer in range(num_layers):
-            if largest_gap and self.best_cost - proven <= largest_gap * proven:
+            if work > usual_work and self.best_cost - proven <= LARGEST_GAP * proven:
                 return proven
             if (layer + 1) % stride == 0 or layer + 1 == num_layers:
                 remaining = self._remaining(layer + 1)
             self._branch_on(layer)
             work += _WORK_PER_LAYER + 2 * len(self.state_freed)
             widest = _WIDEST_LIST_OF_STATES if work < _LARGEST_WORK else 0
-            lowest_pruned = min(lowest_pruned, self._prune(layer, remaining, largest_gap, widest))
+            lowest_pruned = min(lowest_pruned, self._prune(layer, remaining, widest))
         return max(proven, min(self.best_cost, lowest_pruned))
 
     def _remaining(self, start: int) -> _Remaining:
@@ -166,8 +169,8 @@ class _DropSearch:
         self.state_freed, self.state_costs = freed[is_kept], costs[order[is_kept]]
         self.origins.append(order[is_kept])
 
-    def _prune(self, layer: int, remaining: _Remaining, largest_gap: float, widest: int) -> int:
-        """Complete the states, and keep those that may be better than the best by more than the gap, up to ``widest``.
+    def _prune(self, layer: int, remaining: _Remaining, widest: int) -> int:
+        """Complete the states, and keep those that may be better than the best, up to ``widest`` of them.
 
         Return the lowest bound of the others.
         """
@@ -182,9 +185,8 @@ class _DropSearch:
             best = complete[np.lexsort((-freed[complete], costs[complete]))[0]]
             if self._is_better(int(costs[best]), int(freed[best])):
                 self.best_drop = [*self._dropped_by(int(possible[best])), *remaining.layers[: num_dropped[best]]]
-        most = self.best_cost - int(largest_gap / (1 + largest_gap) * self.best_cost)
         by_bound = np.argsort(bounds, kind="stable")
-        num_kept = min(int(np.searchsorted(bounds[by_bound], most, side="right")), widest)
+        num_kept = min(int(np.searchsorted(bounds[by_bound], self.best_cost, side="right")), widest)
         kept = np.sort(possible[by_bound[:num_kept]])
         self.state_freed, self.state_costs = self.state_freed[kept], self.state_costs[kept]
         self.origins[-1] = self.origins[-1][kept]
