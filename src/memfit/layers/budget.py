@@ -105,6 +105,8 @@ class _DropSearch:
     def __init__(self, sizes: list[int], costs: list[int], excess: int) -> None:
         dtype = np.int64 if max(sum(sizes), sum(costs)) < 2**62 else np.object_
         self.sizes, self.costs = np.array(sizes, dtype=dtype), np.array(costs, dtype=dtype)
+        # NumPy is as much slower with Python's integers.
+        self.work_per_number = 1 if dtype == np.int64 else 20
         self.by_ratio = np.array(_by_ratio(sizes, costs))
         self.excess = excess
         # Dropping everything always fits.
@@ -130,7 +132,7 @@ class _DropSearch:
             if (layer + 1) % stride == 0 or layer + 1 == num_layers:
                 remaining = self._remaining(layer + 1)
             self._branch_on(layer)
-            work += _WORK_PER_LAYER + 2 * len(self.state_freed)
+            work += _WORK_PER_LAYER + 2 * len(self.state_freed) * self.work_per_number
             widest = _WIDEST_LIST_OF_STATES if work < _LARGEST_WORK else 0
             lowest_pruned = min(lowest_pruned, self._prune(layer, remaining, widest))
         return max(proven, min(self.best_cost, lowest_pruned))
