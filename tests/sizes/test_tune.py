@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from typer.testing import CliRunner
 import memfit
 from memfit.cli.main import app
 from memfit.runtime.torch_internals import FakeTensor
-from memfit.tuning.fastest_sizes import correct, run_fastest
+from memfit.tuning.fastest_sizes import failed, measured, run_fastest
 from memfit.tuning.tuned import TunedSize
 
 
@@ -129,21 +128,21 @@ def test_a_step_that_runs_out_of_memory_at_every_size_is_an_error() -> None:
     assert all("forward" not in vars(module) for module in model.modules())
 
 
-def test_what_is_predicted_of_sizes_is_corrected_by_those_that_were_run() -> None:
+def test_the_three_sizes_that_are_predicted_to_be_fastest_are_run_and_correct_the_others() -> None:
     plan = memfit.Plan({}, (), (), 0, "model")
-    predicted = {size: TunedSize(size, 100, 1.0, float(size), plan) for size in (1, 2, 4, 8, 16, 32)}
-    # Each step is half as fast as predicted, those of more than 4 samples are four times slower.
-    seconds = {size: 2.0 if size <= 4 else 8.0 for size in predicted}
+    rows = {size: TunedSize(size, 100, 1.0, float(size), plan) for size in (1, 2, 4, 8, 16, 32)}
+    # The median is four times as long as predicted.
+    seconds = {8: 2.0, 16: 4.0, 4: 5.0}
 
     def run(row: TunedSize) -> TunedSize:
-        return replace(row, seconds=seconds[row.size], throughput=row.size / seconds[row.size], is_measured=True)
+        if row.size == 32:
+            return failed(row, "the device ran out of memory")
+        return measured(row, 100, seconds[row.size])
 
-    rows = dict(predicted)
-    corrections = run_fastest(rows, run)
-    # 32 is run first; 16 and 8 are expected to be slower than it has been.
-    assert [size for size, row in rows.items() if row.is_measured] == [8, 16, 32]
-    correct(rows, corrections)
-    assert [row.throughput for row in rows.values()] == [1 / 8, 2 / 8, 4 / 8, 1.0, 2.0, 4.0]
+    run_fastest(rows, run)
+    assert [size for size, row in rows.items() if row.is_measured] == [4, 8, 16]
+    assert [row.throughput for row in rows.values()] == [1 / 4, 2 / 4, 4 / 5, 4.0, 4.0, 0.0]
+    assert rows[32].problem == "the device ran out of memory"
 
 
 def raising(size: int) -> Tensor:

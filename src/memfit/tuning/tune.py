@@ -25,7 +25,7 @@ from memfit.runtime.applying.forward_wrapping import plans_set_aside
 from memfit.runtime.chunked_loss.language_model_head import head_of
 from memfit.runtime.native.native_build import build_engine
 from memfit.tuning.batches_by_size import BatchesBySize
-from memfit.tuning.fastest_sizes import correct, failed, leave_out_larger, measured, run_fastest
+from memfit.tuning.fastest_sizes import failed, leave_out_larger, measured, run_fastest
 from memfit.tuning.size_search import SizeSearch
 from memfit.tuning.tuned import Tuned, TunedSize
 from memfit.validation import shown, whole_number
@@ -57,7 +57,7 @@ def tune(
     the other step arguments are as for `profile`, ``budget`` and the rest as for `fit`. Without ``sizes``, they are
     doubled from 1 until no plan keeps the step within the budget, then looked for more closely around the best. Bytes
     of each size are those of a step on fake tensors, so that a size may be tried whose plain step is too large to run;
-    seconds follow from two sizes that are measured. The sizes that are predicted to be fastest are run by their plans.
+    seconds follow from two sizes that are measured. The three that are predicted to be fastest are run by their plans.
     With a ``global_batch``, only sizes that divide it count, and ``Tuned.accumulation`` steps make up one; steps are
     then measured with gradients that exist before.
 
@@ -97,7 +97,7 @@ def tune(
         def run(row: TunedSize) -> TunedSize:
             return _run(row, TrainingStep(model, batches.at(row.size)), shown_progress)
 
-        correct(rows, run_fastest(rows, run))
+        run_fastest(rows, run)
 
         def fit_size(size: int) -> Fitted:
             given = batches.at(size)
