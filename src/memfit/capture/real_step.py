@@ -48,14 +48,6 @@ class CapturedStep(NamedTuple):
     forward_waits: bool
 
 
-class _RecordedStep(NamedTuple):
-    """The run of the step that is measured: its recording, the modules that ran, and how other runs differ."""
-
-    recording: Recording
-    called: Sequence[str]
-    variants: Variants
-
-
 def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
     """Measure ``step`` on the device it runs on, inside the block of ``state.kept_optimizer()``."""
     device = device_of(step)
@@ -117,8 +109,8 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
     return CapturedStep(profile, synchronized, _forward_waits(ops, recording.facts))
 
 
-def _recorded(step: TrainingStep, state: KeptState, device: torch.device) -> _RecordedStep:
-    """Return a recording of the step; where its runs differ, of the largest."""
+def _recorded(step: TrainingStep, state: KeptState, device: torch.device) -> tuple[Recording, Sequence[str], Variants]:
+    """Return a recording of the step, the modules that ran, and how its runs differ: the largest is recorded."""
     with state.kept():
         before = random_states()
         recording, called = record_step(step, device, existed_before)
@@ -131,7 +123,7 @@ def _recorded(step: TrainingStep, state: KeptState, device: torch.device) -> _Re
     if variants.notes:
         with state.kept():
             recording, called = record_step(step, device, existed_before)
-    return _RecordedStep(recording, called, variants)
+    return recording, called, variants
 
 
 def _timed_ops(

@@ -110,28 +110,20 @@ class SizeSearch:
             raise self._none_fits() from None
 
     def _second_size(self, profile: ModelProfile, sizes: list[int] | None) -> int:
-        """Return the last size to which doubling leads that runs plain within the budget, or else the device.
+        """Return the last size to which doubling leads that runs plain within the budget, or else the next one.
 
-        The first one, whose ``profile`` is given, where there is none.
+        The first one, whose ``profile`` is given, where that does not run plain within the device's memory.
         """
+        first = self._first_size
+        doubled = (first << number for number in range(1, _MOST_DOUBLINGS + 1))
         free_bytes = profile.peak_bytes if profile.free_bytes is None else profile.free_bytes
-        for most_bytes in (self._budget_bytes, max(self._budget_bytes, free_bytes)):
-            size = self._first_size
-            for _ in range(_MOST_DOUBLINGS):
-                larger = self._next_size(size, sizes)
-                plain = None if larger is None else self._plain(larger)
-                if larger is None or plain is None or plain.peak_bytes > most_bytes:
-                    break
-                size = larger
-                if most_bytes > self._budget_bytes:
-                    return size
-            if size != self._first_size:
-                return size
-        return self._first_size
-
-    @staticmethod
-    def _next_size(size: int, sizes: list[int] | None) -> int | None:
-        return 2 * size if sizes is None else next((each for each in sizes if each > size), None)
+        size, most_bytes = first, max(self._budget_bytes, free_bytes)
+        for larger in doubled if sizes is None else sizes[sizes.index(first) + 1 :]:
+            plain = self._plain(larger)
+            if plain is None or plain.peak_bytes > most_bytes:
+                break
+            size, most_bytes = larger, self._budget_bytes
+        return size
 
     def _plain(self, size: int) -> ModelProfile | None:
         """Return the profile of the plain step from fake tensors; None where it does not run on them."""

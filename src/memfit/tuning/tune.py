@@ -148,15 +148,11 @@ def _fitted_best(rows: dict[int, TunedSize], fit_size: Callable[[int], Fitted]) 
         row = max(feasible, key=lambda row: (row.is_measured, row.throughput))
         try:
             fitted = fit_size(row.size)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, InfeasibleBudgetError, VerificationError) as error:
             last_error = error
-            rows[row.size] = failed(row, _OUT_OF_MEMORY)
-            leave_out_larger(rows, row.size)
-            continue
-        except (InfeasibleBudgetError, VerificationError) as error:
-            last_error = error
-            rows[row.size] = failed(row, str(error).partition(";")[0])
-            if isinstance(error.__cause__, torch.OutOfMemoryError):
+            is_out_of_memory = isinstance(error, torch.OutOfMemoryError)
+            rows[row.size] = failed(row, _OUT_OF_MEMORY if is_out_of_memory else str(error).partition(";")[0])
+            if is_out_of_memory or isinstance(error.__cause__, torch.OutOfMemoryError):
                 leave_out_larger(rows, row.size)
             continue
         verification = fitted.verification
