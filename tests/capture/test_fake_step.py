@@ -212,6 +212,25 @@ def test_a_tensor_in_an_object_of_the_model_is_fake_too() -> None:
     assert [value.num_bytes for value in fake.values] == [value.num_bytes for value in real.values]
 
 
+def test_parameters_that_a_module_has_in_a_list_too_are_fake_there() -> None:
+    """As nn.LSTM has them: beside fake ones, real ones would have gradients of their own."""
+
+    class Listing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lower, self.upper = nn.Linear(64, 64), nn.Linear(64, 64)
+            self.weights = [self.upper.weight]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.upper(torch.tanh(self.lower(x))) @ self.weights[0]
+
+    model, batch = Listing(), torch.randn(3, 64)
+    weights = list(model.weights)
+    values = described_values(memfit.profile(model, batch, mode="fake"))
+    assert model.weights[0] is weights[0] is model.upper.weight
+    assert values == described_values(memfit.profile(model, batch))
+
+
 def test_a_step_may_copy_tensors_deeply() -> None:
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
 

@@ -65,6 +65,11 @@ def fake_tensors_in(step: TrainingStep, make_fake: MakeFake) -> Iterator[None]:
                 tensors: dict[str, Any] = held
                 stack.callback(tensors.update, dict(tensors))
                 tensors.update({name: each if each is None else fake_of(each) for name, each in tensors.items()})
+            for entries in vars(module).values():
+                # Some modules, as nn.LSTM, have their parameters in lists, too.
+                if isinstance(entries, list) and any(id(each) in parameters for each in entries):
+                    stack.callback(entries.__setitem__, slice(None), list(entries))
+                    entries[:] = [fake_of(each) if id(each) in parameters else each for each in entries]
         for optimizer in {id(each): each for each in reached.optimizers}.values():
             if isinstance(optimizer, torch.optim.Optimizer) and type(optimizer.state) is defaultdict:
                 _substitute_in(optimizer, fake_of, stack)
