@@ -93,3 +93,12 @@ def test_a_layer_has_the_bytes_autograd_saves_and_the_flops_of_its_block() -> No
     layers = memfit.profile(model, torch.ones(2, 4)).layers
     # Each block saves the tanh it made: for itself, and as what the next one starts from.
     assert [(layer.activation_size_bytes, layer.recompute_flops) for layer in layers] == [(4 * 8, 2 * 2 * 4 * 4)] * 3
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_modules_of_torch_jit_can_be_blocks() -> None:
+    blocks = (torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Tanh())) for _ in range(2))
+    model, batch = nn.Sequential(nn.Linear(4, 4), *blocks), torch.ones(2, 4)
+    assert [block.path for block in memfit.profile(model, batch).blocks] == ["1", "2"]
+    with pytest.raises(memfit.MemfitError, match=r"torch.jit cannot be fake ones; use mode='real'"):
+        memfit.profile(model, batch, mode="fake")

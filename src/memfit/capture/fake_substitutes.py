@@ -37,6 +37,8 @@ def fake_tensors_in(step: TrainingStep, make_fake: MakeFake) -> Iterator[None]:
             "fully_shard keeps state of its own in modules, which fake tensors would stay in; use mode='real', with a "
             "smaller batch where the plain step does not fit the device"
         )
+    if any(isinstance(module, torch.jit.ScriptModule) for module in modules.values()):
+        raise MemfitError("the tensors of modules of torch.jit cannot be fake ones; use mode='real'")
     has_hooks = any(
         parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
         for parameter in parameters.values()

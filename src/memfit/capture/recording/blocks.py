@@ -42,7 +42,7 @@ def _blocks_in(module: nn.Module, path: str) -> list[str]:
 
 def _class_name(module: nn.Module) -> str:
     # By name: parametrizations give each module a class of its own, all of one name; torch.compile() gives all one.
-    return type(module._modules.get("_orig_mod") or module).__qualname__
+    return type(getattr(module, "_orig_mod", module)).__qualname__
 
 
 def _has_children(module: nn.Module) -> bool:
