@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -66,7 +66,7 @@ def _profile_of(fake: TrainingStep, fake_mode: FakeTensorMode) -> ModelProfile:
                 with state.kept():
                     fake.run()
         with state.kept(), noting_inputs(fake.model) as inputs:
-            recording, called = record_step(fake, device, _existed_before(state))
+            recording, called = record_step(fake, device, _is_real)
     roofline_device = _device_to_measure(device)
     roofline = Roofline.of_device(
         roofline_device, {fact.dtype for fact in recording.facts if fact.flops and fact.dtype}
@@ -194,10 +194,8 @@ def _known_number(drawn: Tensor) -> Tensor:
     return torch.tensor(1 - torch.finfo(drawn.dtype).eps, dtype=drawn.dtype).reshape(drawn.shape)
 
 
-def _existed_before(state: KeptState) -> Callable[[Tensor], bool]:
-    """Return whether a tensor was there before the step: state of optimizers, and whatever meets it and is not fake."""
-    storages = {tensor.untyped_storage()._cdata for tensor in state.optimizer_tensors()}
-    return lambda tensor: not isinstance(tensor, FakeTensor) or tensor.untyped_storage()._cdata in storages
+def _is_real(tensor: Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor)
 
 
 @contextmanager

@@ -146,11 +146,6 @@ class KeptState:
         """Whether the runs so far wrote tensors that the next step would begin with."""
         return any(writes.has_any for writes in self._writes)
 
-    def optimizer_tensors(self) -> list[Tensor]:
-        """Return what the optimizers that the step reaches keep for themselves now."""
-        states = [_state_of(optimizer) for optimizer in self._optimizers.values()]
-        return tensors_of([list(state.values()) for state in states if isinstance(state, dict)])
-
     def run_watched(self, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run an op, and put back what it writes when the run is over."""
         return self._writes[-1].run(op, types, args, kwargs)
