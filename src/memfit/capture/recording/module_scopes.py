@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,16 +16,8 @@ from memfit.graph.names import is_within
 from memfit.runtime.applying.forward_wrapping import Forward, Runner, wrap_forward
 from memfit.runtime.torch_internals import is_in_backward, outer_saved_tensors_hooks, refuses_saved_tensors_hooks
 
-
-@dataclass(slots=True)
-class _OpenCall:
-    """A call as it begins; ``end`` is None until it returns."""
-
-    path: str
-    number: int
-    begin: int
-    num_backward: int
-    end: int | None = None
+# Where a call ends that has not returned.
+_STILL_OPEN = -1
 
 
 class ModuleScopes:
@@ -49,7 +41,7 @@ class ModuleScopes:
         self.is_forward = is_forward
         self._stack: list[str | None] = [None]
         self._is_in_forward = False
-        self._calls: list[_OpenCall] = []
+        self._calls: list[ModuleCall] = []
         self._num_calls: Counter[str] = Counter()
         self._num_open = 0
         self._num_backward = 0
@@ -64,11 +56,7 @@ class ModuleScopes:
     @property
     def calls(self) -> tuple[ModuleCall, ...]:
         """The calls so far that the engine can record: those of modules with one path, with gradients enabled."""
-        return tuple(
-            ModuleCall(call.path, call.number, call.begin, call.end, call.num_backward)
-            for call in self._calls
-            if call.end is not None
-        )
+        return tuple(call for call in self._calls if call.end != _STILL_OPEN)
 
     def backward_runs(self) -> None:
         """Note that the backward pass read something."""
@@ -103,8 +91,8 @@ class ModuleScopes:
                 if not self._is_in_forward:
                     self.recomputed[path] = None
                 self._begin_pass()
-            call = self._begin_call(path) if len(paths) == 1 and self._is_recordable() else None
-            self._num_open += call is not None
+            place = self._begin_call(path) if len(paths) == 1 and self._is_recordable() else None
+            self._num_open += place is not None
             self._stack.append(path)
             try:
                 result = forward(*args, **kwargs)
@@ -113,8 +101,8 @@ class ModuleScopes:
             finally:
                 self._stack.pop()
                 self._is_in_forward &= len(self._stack) > 1
-                if call is not None:
-                    call.end = self.position()
+                if place is not None:
+                    self._calls[place] = replace(self._calls[place], end=self.position())
                     self._num_open -= 1
 
         return run
@@ -134,14 +122,14 @@ class ModuleScopes:
             and outer_saved_tensors_hooks() == self._hooks_around
         )
 
-    def _begin_call(self, path: str) -> _OpenCall:
+    def _begin_call(self, path: str) -> int:
+        """Note a call that begins; return its place among the calls."""
         if not self._num_open:
             # A forward pass of the model begins, or of a part that is called by itself.
             self._num_calls.clear()
-        call = _OpenCall(path, self._num_calls[path], self.position(), self._num_backward)
+        self._calls.append(ModuleCall(path, self._num_calls[path], self.position(), _STILL_OPEN, self._num_backward))
         self._num_calls[path] += 1
-        self._calls.append(call)
-        return call
+        return len(self._calls) - 1
 
 
 def _path_within(paths: Sequence[str], around: str | None) -> str:

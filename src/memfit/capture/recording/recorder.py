@@ -16,9 +16,9 @@ from memfit.capture.recording.lifetimes import SavedStorages, SaveHandle, Storag
 from memfit.capture.recording.module_scopes import ModuleScopes
 from memfit.capture.recording.op_facts import NOTHING_KNOWN, facts_of, fused_facts_of
 from memfit.capture.recording.plain_tensors import is_plain, only_plain, plain_alias
-from memfit.capture.recording.step_recording import NewValue, Recording, SeenSave
+from memfit.capture.recording.step_recording import Recording, SeenSave
 from memfit.distributed.local_tensors import has_dtensor
-from memfit.graph.model_profile import Phase, RecordedOp, Replay
+from memfit.graph.model_profile import Phase, RecordedOp, RecordedValue, Replay
 from memfit.graph.names import NO_GRADIENTS, ValueName
 from memfit.runtime.engine.call_arguments import (
     covers_its_storage,
@@ -92,7 +92,7 @@ class StepRecorder(OpInterceptor):
             if num_bytes := storage_bytes_on(device, buffer):
                 # Left over from an earlier pass.
                 content = self._new_storage()
-                self.recording.values.append(NewValue(f"gathered before#{number}", num_bytes, None, content))
+                self.recording.values.append(RecordedValue(f"gathered before#{number}", num_bytes, None, content))
                 self._buffers[number].num_bytes, self._buffers[number].content = num_bytes, content
             self.recording.outside.append(buffer)
 
@@ -271,7 +271,9 @@ class StepRecorder(OpInterceptor):
             if num_bytes:
                 name = self._begin_unseen_op()
                 buffer.content = self._new_storage()
-                self.recording.values.append(NewValue(str(name), num_bytes, len(self.recording.ops), buffer.content))
+                self.recording.values.append(
+                    RecordedValue(str(name), num_bytes, len(self.recording.ops), buffer.content)
+                )
                 self._end_unseen_op(name, len(self.recording.values) - 1)
 
     def _number_unseen(self, tensor: Tensor) -> int:
@@ -310,7 +312,7 @@ class StepRecorder(OpInterceptor):
 
     def _number_value(self, mark: StorageMark, name: str, num_bytes: int, op_index: int | None) -> int:
         mark.value = len(self.recording.values)
-        self.recording.values.append(NewValue(name, num_bytes, op_index, mark.storage))
+        self.recording.values.append(RecordedValue(name, num_bytes, op_index, mark.storage))
         return mark.value
 
     def _new_storage(self) -> int:

@@ -13,16 +13,6 @@ from memfit.graph.model_profile import ModuleCall, Phase, RecordedOp, RecordedVa
 
 
 @dataclass(slots=True)
-class NewValue:
-    """A value as it is first seen."""
-
-    name: str
-    num_bytes: int
-    op_index: int | None
-    storage: int
-
-
-@dataclass(slots=True)
 class SeenSave:
     """One save by autograd, made in ``module`` before the op at ``seen_before``. The rest is filled in later."""
 
@@ -65,12 +55,13 @@ class OpFacts:
 class Recording:
     """One run of a step, as it is written. ``reads`` are the places in ``saves`` of those read, in that order.
 
-    ``left_after`` is after which op the program let go of a storage that autograd held longer.
+    ``values`` are as they are first seen. ``left_after`` is after which op the program let go of a storage that
+    autograd held longer.
     """
 
     ops: list[RecordedOp] = field(default_factory=list)
     facts: list[OpFacts] = field(default_factory=list)
-    values: list[NewValue] = field(default_factory=list)
+    values: list[RecordedValue] = field(default_factory=list)
     saves: list[SeenSave] = field(default_factory=list)
     reads: list[int] = field(default_factory=list)
     died_after: dict[int, int] = field(default_factory=dict)
@@ -103,13 +94,8 @@ def values_of(recording: Recording) -> tuple[RecordedValue, ...]:
             )
         )
     return tuple(
-        RecordedValue(
-            name=value.name,
-            num_bytes=value.num_bytes,
-            op_index=value.op_index,
-            storage=value.storage,
-            dies_after=died_after.get(value.storage),
-            saves=tuple(sorted(saves.get(index, ()), key=_when_used)),
+        replace(
+            value, dies_after=died_after.get(value.storage), saves=tuple(sorted(saves.get(index, ()), key=_when_used))
         )
         for index, value in enumerate(recording.values)
     )
