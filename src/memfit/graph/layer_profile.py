@@ -64,16 +64,16 @@ def checked_profiles(profiles: Iterable[LayerMemoryProfile]) -> list[LayerMemory
         raise InvalidParameterError(
             f"profiles must be a list of LayerMemoryProfile, one per layer; got {shown(profiles)}"
         ) from None
-    checked: list[LayerMemoryProfile] = []
-    position_of: dict[int, int] = {}
-    for position, profile in enumerate(entries):
+    checked = list(entries)
+    for position, profile in enumerate(checked):
         if not isinstance(profile, LayerMemoryProfile):
             raise InvalidParameterError(f"profiles[{position}] must be a LayerMemoryProfile; got {shown(profile)}")
-        first = position_of.setdefault(profile.layer_idx, position)
-        if first != position:
-            raise InvalidParameterError(
-                f"layer_idx {profile.layer_idx} is given twice, in profiles[{first}] and profiles[{position}]; "
-                "each layer needs its own layer_idx"
-            )
-        checked.append(profile)
+    if len({profile.layer_idx for profile in checked}) < len(checked):
+        last_of = {profile.layer_idx: position for position, profile in enumerate(checked)}
+        first = next(position for position, profile in enumerate(checked) if last_of[profile.layer_idx] != position)
+        layer_idx = checked[first].layer_idx
+        raise InvalidParameterError(
+            f"layer_idx {layer_idx} is given twice, in profiles[{first}] and profiles[{last_of[layer_idx]}]; "
+            "each layer needs its own layer_idx"
+        )
     return checked
