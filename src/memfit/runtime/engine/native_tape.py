@@ -58,8 +58,7 @@ class NativeTape:
     def close(self, *, is_complete: bool = True) -> None:
         """End the pass, and drop the records of values that outlive it, such as the model's outputs."""
         report, self.report = self.report, None
-        unplanned = self._pass.unplanned_calls()
-        self._pass.close()
+        unplanned = self._pass.close()
         if is_complete:
             log_event("pass", "as planned" if unplanned is None else "not as planned")
             if report is not None:

@@ -85,10 +85,10 @@ inline PyMethodDef unpack_method = {"unpack", unpack, METH_O, nullptr};
 inline c10::SafePyObject safe(const py::object& object) { return {Py_NewRef(object.ptr()), getPyInterpreter()}; }
 
 // One forward pass, for `native_tape.py`: `Tape.run` for models without saved-tensor hooks around them.
-class ForwardPass {
+class ForwardPass : public Tape {
  public:
-  ForwardPass() : tape_(std::make_unique<Tape>()) {
-    auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(tape_.get(), nullptr, nullptr));
+  ForwardPass() {
+    auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(static_cast<Tape*>(this), nullptr, nullptr));
     pack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&pack_method, capsule.ptr()));
     unpack_hook_ = py::reinterpret_steal<py::object>(PyCFunction_New(&unpack_method, nullptr));
   }
@@ -99,22 +99,25 @@ class ForwardPass {
                  const py::dict& kwargs) {
     if (!begins_in_) {
       begins_in_ = module;
-      tape_->save_hooks.begin_pass(module->last_passes.read(module->num_passes));
+      save_hooks.begin_pass(module->last_passes.read(module->num_passes));
     }
     std::optional<Inside> inside;
     if (are_hooks_as_left()) inside.emplace(*this, module);
     auto result = py::reinterpret_steal<py::object>(PyObject_Call(forward.ptr(), args.ptr(), kwargs.ptr()));
     if (!result) throw py::error_already_set();
-    if (inside) inside->note_unplanned_calls(tape_->unplanned_calls);
+    if (inside) inside->note_unplanned_calls();
     return result;
   }
-  const std::optional<UnplannedCalls>& unplanned_calls() const { return tape_->unplanned_calls; }
-  void close() {
-    tape_->close();
-    if (!begins_in_) return;
-    auto noted = tape_->save_hooks.end_pass();
-    if (!noted.empty()) begins_in_->last_passes.write(std::move(noted));
-    begins_in_.reset();
+
+  // Returns the first calls of this pass that were not as planned.
+  std::optional<UnplannedCalls> close() {
+    Tape::close();
+    if (begins_in_) {
+      auto noted = save_hooks.end_pass();
+      if (!noted.empty()) begins_in_->last_passes.write(std::move(noted));
+      begins_in_.reset();
+    }
+    return unplanned_calls_;
   }
 
  private:
@@ -122,16 +125,16 @@ class ForwardPass {
    public:
     Inside(ForwardPass& forward_pass, const intrusive_ptr<PlannedModule>& module)
         : pass_(forward_pass),
-          around_(pass_.tape_->frame),
-          installs_hooks_(module->hooks_saves && !pass_.tape_->save_hooks.has_begun()),
+          around_(pass_.frame),
+          installs_hooks_(module->hooks_saves && !pass_.save_hooks.has_begun()),
           begins_recording_(module->records && !pass_.is_recording_) {
-      if (installs_hooks_) pass_.tape_->save_hooks.begin(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
+      if (installs_hooks_) pass_.save_hooks.begin(safe(pass_.pack_hook_), safe(pass_.unpack_hook_));
       if (module->records || around_ == nullptr)
-        pass_.tape_->frame = &frame_.emplace(module, pass_.num_calls_[module.get()]++);
+        pass_.frame = &frame_.emplace(module, pass_.num_calls_[module.get()]++);
       entry_ = SaveHooks::module_call(frame_ ? static_cast<const void*>(&frame_->call) : module.get());
-      pass_.tape_->save_hooks.next_call(entry_);
+      pass_.save_hooks.next_call(entry_);
       if (begins_recording_) {
-        recording_tape = pass_.tape_.get();
+        recording_tape = &pass_;
         c10::impl::tls_set_dispatch_key_included(KEY, true);
         pass_.is_recording_ = true;
       }
@@ -142,15 +145,15 @@ class ForwardPass {
         c10::impl::tls_set_dispatch_key_included(KEY, false);
         recording_tape = nullptr;
       }
-      pass_.tape_->frame = around_;
-      pass_.tape_->save_hooks.next_call(entry_ + 1);
-      if (installs_hooks_) pass_.tape_->save_hooks.end();
+      pass_.frame = around_;
+      pass_.save_hooks.next_call(entry_ + 1);
+      if (installs_hooks_) pass_.save_hooks.end();
     }
     Inside(const Inside&) = delete;
-    void note_unplanned_calls(std::optional<UnplannedCalls>& first) const {
+    void note_unplanned_calls() {
       if (!frame_) return;
       frame_->log_calls();
-      if (!first) first = frame_->unplanned_calls();
+      if (!pass_.unplanned_calls_) pass_.unplanned_calls_ = frame_->unplanned_calls();
     }
 
    private:
@@ -162,11 +165,9 @@ class ForwardPass {
     uint64_t entry_ = 0;
   };
 
-  bool are_hooks_as_left() const {
-    return at::SavedTensorDefaultHooks::is_enabled() && tape_->save_hooks.are_hooks_as_left();
-  }
+  bool are_hooks_as_left() const { return at::SavedTensorDefaultHooks::is_enabled() && save_hooks.are_hooks_as_left(); }
 
-  std::unique_ptr<Tape> tape_;
+  std::optional<UnplannedCalls> unplanned_calls_;
   intrusive_ptr<PlannedModule> begins_in_;
   py::object pack_hook_;
   py::object unpack_hook_;

@@ -104,12 +104,6 @@ PYBIND11_MODULE(MEMFIT_MODULE, module) {
   py::class_<ForwardPass>(module, "ForwardPass")
       .def(py::init<>())
       .def("run", &ForwardPass::run)
-      .def("unplanned_calls",
-           [](const ForwardPass& forward_pass) -> py::object {
-             const auto& calls = forward_pass.unplanned_calls();
-             if (!calls) return py::none();
-             return py::make_tuple(calls->module, calls->op, calls->num_planned, calls->num_calls);
-           })
       .def("close", &ForwardPass::close);
   py::class_<AllocationMeter>(module, "AllocationMeter")
       .def(py::init<>())

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "event_log.h"
@@ -78,13 +79,9 @@ struct PlannedModule : c10::intrusive_ptr_target {
   }
 };
 
-// How often an op ran in a call of a planned module, where the plan expects another number.
-struct UnplannedCalls {
-  std::string module;
-  std::string op;
-  size_t num_planned;
-  size_t num_calls;
-};
+// How often an op ran in a call of a planned module, where the plan expects another number: the module's path, the op's
+// name, the number planned and the number of calls.
+using UnplannedCalls = std::tuple<std::string, std::string, size_t, size_t>;
 
 // A running call of a planned module, and how often each op with decisions was called in it.
 struct Frame {
@@ -110,13 +107,13 @@ struct Frame {
   }
   // The first by name, as in Python.
   std::optional<UnplannedCalls> unplanned_calls() const {
-    std::optional<UnplannedCalls> first;
+    const Calls* first = nullptr;
     for (const auto& calls : call.calls) {
       if (!calls || !calls->num_expected || num_calls[calls->slot] == *calls->num_expected) continue;
-      if (!first || calls->op < first->op)
-        first = UnplannedCalls{module->path, calls->op, *calls->num_expected, num_calls[calls->slot]};
+      if (first == nullptr || calls->op < first->op) first = calls.get();
     }
-    return first;
+    if (first == nullptr) return std::nullopt;
+    return UnplannedCalls(module->path, first->op, *first->num_expected, num_calls[first->slot]);
   }
 };
 

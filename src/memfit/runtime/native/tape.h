@@ -53,7 +53,6 @@ class Tape {
 
   Frame* frame = nullptr;  // of the innermost recorded module
   SaveHooks save_hooks;
-  std::optional<UnplannedCalls> unplanned_calls;  // the first of this pass
 
   void dispatch_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
   bool passes_by(const OpRule& rule, bool is_meta, bool is_plain, const Tensor* written, uint64_t requiring_grad);
