@@ -67,13 +67,5 @@ class NativeTape:
 
 def _in_native_form(native: Any, planned: PlannedModule) -> object:
     if planned.in_native_form is None:
-        planned.in_native_form = native.PlannedModule(
-            planned.place,
-            [(call.patterns, call.num_calls) for call in planned.calls],
-            planned.beyond,
-            planned.window_bytes,
-            planned.records,
-            planned.hooks_saves,
-            planned.num_passes,
-        )
+        planned.in_native_form = native.PlannedModule(planned)
     return planned.in_native_form

@@ -51,21 +51,18 @@ CallPlan call_plan_from(const py::dict& patterns, const py::dict& num_calls) {
   return call;
 }
 
-intrusive_ptr<PlannedModule> planned_module_from(py::object place, const py::list& calls, size_t beyond,
-                                                 size_t window_bytes, bool records, bool hooks_saves,
-                                                 size_t num_passes) {
+// From the one of `planned_modules.py`.
+intrusive_ptr<PlannedModule> planned_module_from(const py::object& described) {
   auto planned = make_intrusive<PlannedModule>();
-  planned->records = records;
-  planned->hooks_saves = hooks_saves;
-  planned->num_passes = num_passes;
-  planned->window_bytes = window_bytes;
-  planned->path = place.attr("path").cast<std::string>();
-  planned->place = std::move(place);
-  for (const auto& call : calls) {
-    const auto [patterns, num_calls] = call.cast<std::pair<py::dict, py::dict>>();
-    planned->calls.push_back(call_plan_from(patterns, num_calls));
-  }
-  planned->beyond = beyond;
+  planned->records = described.attr("records").cast<bool>();
+  planned->hooks_saves = described.attr("hooks_saves").cast<bool>();
+  planned->num_passes = described.attr("num_passes").cast<size_t>();
+  planned->window_bytes = described.attr("window_bytes").cast<size_t>();
+  planned->path = described.attr("path").cast<std::string>();
+  planned->place = described.attr("place");
+  planned->beyond = described.attr("beyond").cast<size_t>();
+  for (const auto& call : described.attr("calls"))
+    planned->calls.push_back(call_plan_from(call.attr("patterns"), call.attr("num_calls")));
   return planned;
 }
 
