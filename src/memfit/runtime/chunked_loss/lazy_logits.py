@@ -47,27 +47,17 @@ class Projection:
         is_autocast, autocast_dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
         autocast = partial(torch.autocast, device_type, autocast_dtype, is_autocast)
         dtype = autocast_dtype if is_autocast and hidden.dtype != torch.float64 else hidden.dtype
-        projection = Projection(hidden, weight, bias, autocast, dtype, (), note_chunked)
-        return replace(projection, versions=projection.current_versions())
+        return Projection(hidden, weight, bias, autocast, dtype, _versions(hidden, weight, bias), note_chunked)
 
     @property
     def shape(self) -> torch.Size:
         """The shape of the logits."""
         return torch.Size((*self.hidden.shape[:-1], self.weight.shape[0]))
 
-    def current_versions(self) -> tuple[int, ...]:
-        """Return how often each tensor has been written."""
-        return tuple(0 if each is None or each.is_inference() else each._version for each in self._tensors)
-
-    @property
-    def _tensors(self) -> tuple[Tensor | None, ...]:
-        return self.hidden, self.weight, self.bias
-
     def following(self, hidden: Tensor, bias: Tensor | None) -> Projection:
         """Return the projection of hidden states and a bias that follow from these."""
-        follower = replace(self, hidden=hidden, bias=bias)
-        hidden_version, _, bias_version = follower.current_versions()
-        return replace(follower, versions=(hidden_version, self.versions[1], bias_version))
+        hidden_version, bias_version = _versions(hidden, bias)
+        return replace(self, hidden=hidden, bias=bias, versions=(hidden_version, self.versions[1], bias_version))
 
     def logits(self) -> Tensor:
         """Compute the logits as the plain model does."""
@@ -77,12 +67,17 @@ class Projection:
 
     def refuse_stale(self) -> None:
         """Raise where the weight or the hidden states are no longer those of the forward pass."""
-        if self.versions != self.current_versions():
+        if self.versions != _versions(self.hidden, self.weight, self.bias):
             raise StaleValueError(
                 "these logits are read after the weight of the output projection (or its input) was changed, by the "
                 "optimizer's step for example, and with chunk_loss=True they are computed when they are read. Read "
                 "them before the optimizer's step, or leave chunk_loss out"
             )
+
+
+def _versions(*tensors: Tensor | None) -> tuple[int, ...]:
+    """Return how often each tensor has been written."""
+    return tuple(0 if each is None or each.is_inference() else each._version for each in tensors)
 
 
 class _Unread(torch.autograd.Function):
@@ -91,7 +86,7 @@ class _Unread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, projection: Projection) -> Tensor:
         ctx.projection = projection
-        return LazyLogits.wrapping(projection)
+        return storageless(LazyLogits, projection.shape, projection.dtype, hidden.device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -129,11 +124,6 @@ class LazyLogits(Tensor):
         lazy._computed = None
         lazy.projection = projection
         return lazy
-
-    @staticmethod
-    def wrapping(projection: Projection) -> Tensor:
-        """Return an object of this class without a storage."""
-        return storageless(LazyLogits, projection.shape, projection.dtype, projection.hidden.device)
 
     def computed(self) -> Tensor:
         """Return the logits, computing them the first time."""
