@@ -122,7 +122,7 @@ class _CompiledStep:
             return CompiledProfile((), (), (), plain_seconds, plain_seconds, not_compiled=self._not_compiled)
         profile = replace(described(kinds, trials, plain_seconds, outside), not_compiled=self._not_compiled)
         # All processes plan with what the fullest one measured.
-        return self._step.ranks.largest(profile, max(border.peak_bytes for border in trials[0].borders))
+        return self._step.ranks.largest(profile, max(border.peak_bytes for border in trials[0].memory.borders))
 
     @contextmanager
     def _running(self, trial: Trial, borders: MemoryBorders | TimeBorders | None = None) -> Iterator[None]:
@@ -141,9 +141,7 @@ class _CompiledStep:
         self._progress.stage("compiling blocks", num_steps=None)
         least = Trial(dict.fromkeys(paths, LEAST))
         borders = TimeBorders(self._device)
-        fits = self._fits(least, borders)
-        borders.close()
-        if not fits:
+        if not self._fits(least, borders):
             self._not_compiled = dict.fromkeys(paths, _NO_MEMORY)
             return ()
         self._not_compiled.update(borders.failures)
@@ -189,7 +187,6 @@ class _CompiledStep:
             trial = Trial(_partitions_at(kinds, place))
             borders = TimeBorders(self._device)
             fits = self._fits(trial, borders)
-            borders.close()
             failed = dict(chain.from_iterable(each.items() for each in self._step.ranks.gathered(borders.failures)))
             failures |= failed
             if fits and not failed:
@@ -206,7 +203,7 @@ class _CompiledStep:
             self._not_compiled |= {path: failures.get(path, _NO_MEMORY) for kind in kinds for path in kind.blocks}
         return trials
 
-    def _fits(self, trial: Trial, borders: TimeBorders | None = None) -> bool:
+    def _fits(self, trial: Trial, borders: TimeBorders) -> bool:
         """Run the step as in ``trial``; return whether the device of every process has the memory for it."""
         fits = True
         try:
@@ -214,6 +211,7 @@ class _CompiledStep:
                 self._step.run()
         except torch.OutOfMemoryError:
             fits = False
+        borders.close()
         return all(self._step.ranks.gathered(fits))
 
     def _with_equal_gradients(
@@ -248,8 +246,8 @@ class _CompiledStep:
         for plan in plans_outside(self._plain, [path for kind in kinds for path in kind.blocks]):
             trial = Trial(least.partitions, plan)
             self._measure(trial)
-            is_alike = [(each.kind, each.path) for each in trial.borders] == [
-                (each.kind, each.path) for each in least.borders
+            is_alike = [(each.kind, each.path) for each in trial.memory.borders] == [
+                (each.kind, each.path) for each in least.memory.borders
             ]
             if all(self._step.ranks.gathered(is_alike)):
                 measured.append(trial)
@@ -270,9 +268,8 @@ class _CompiledStep:
             borders = MemoryBorders(meter)
             with self._running(trial, borders):
                 self._step.run()
-            trial.borders = borders.borders()
-            trial.saved_sizes, trial.output_bytes = borders.saved_sizes, borders.output_bytes
-            trial.saved_outputs, trial.kept_inputs = borders.saved_outputs, borders.kept_inputs
+            borders.close()
+            trial.memory = borders
             yield
 
     def _measure(self, trial: Trial) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from statistics import median
 
-from memfit.compiled.step_segments import Border, TimedSegment
+from memfit.compiled.step_segments import Border, MemoryBorders, TimedSegment
 from memfit.graph.compiled_data.compiled_blocks import (
     CompiledBlock,
     CompiledKind,
@@ -30,11 +30,7 @@ class Trial:
 
     partitions: Mapping[str, Partition]
     outside: Plan | None = None
-    borders: list[Border] = field(default_factory=list)
-    output_bytes: Mapping[str, int] = field(default_factory=dict)
-    saved_outputs: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    kept_inputs: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    saved_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    memory: MemoryBorders = field(init=False)
     timed: list[list[TimedSegment]] = field(default_factory=list)
 
     @property
@@ -52,16 +48,18 @@ def described(
     kinds: tuple[CompiledKind, ...], listed: Sequence[Trial], plain_seconds: float, outside: Sequence[Trial]
 ) -> CompiledProfile:
     """Return the measured trials as blocks and segments. Those of ``outside`` differ from the last outside blocks."""
-    shape = [(border.kind, border.path) for border in listed[0].borders]
+    shape = [(border.kind, border.path) for border in listed[0].memory.borders]
     order = list(dict.fromkeys(path for kind, path in shape if kind is SegmentKind.FORWARD and path is not None))
     place_of = {path: place for place, path in enumerate(order)}
-    held = [_held_bytes(trial.borders, order) for trial in listed]
+    held = [_held_bytes(trial.memory.borders, order) for trial in listed]
     # What reads the last block's output, such as the loss, may hold it too until the first backward pass of a block.
     least_of_last = min(held_bytes[-1] for held_bytes in held)
     loss = shape.index((SegmentKind.FORWARD, order[-1])) + 1
-    besides = [trial.borders[loss].peak_bytes - sum(of_trial) for trial, of_trial in zip(listed, held, strict=True)]
+    besides = [
+        trial.memory.borders[loss].peak_bytes - sum(of_trial) for trial, of_trial in zip(listed, held, strict=True)
+    ]
     for trial, held_bytes, num_bytes in zip(listed, held, besides, strict=True):
-        of_both = min(max(besides) - num_bytes, trial.output_bytes.get(order[-1], 0))
+        of_both = min(max(besides) - num_bytes, trial.memory.output_bytes.get(order[-1], 0))
         held_bytes[-1] -= min(held_bytes[-1] - least_of_last, of_both)
     kept = [_keeps_inputs(trial, listed, order) for trial in listed]
     num_held = _num_held(shape, place_of)
@@ -96,7 +94,7 @@ def described(
         measured = []
         for menu_place in range(len(kind.partitions)):
             trial = listed[menu_place]
-            inside = [border for border in trial.borders if border.path == path]
+            inside = [border for border in trial.memory.borders if border.path == path]
             measured.append(
                 MeasuredPartition(
                     held_bytes=alone[menu_place][place] - least[place],
@@ -105,7 +103,7 @@ def described(
                     output_bytes=outputs[menu_place][place],
                     keeps_input=kept[menu_place][place],
                     seconds=trial.pass_seconds(kind.blocks) + _unexplained(trial, kinds, outside_seconds),
-                    saved_sizes=trial.saved_sizes.get(path, ()),
+                    saved_sizes=trial.memory.saved_sizes.get(path, ()),
                 )
             )
         blocks.append(CompiledBlock(path, number, tuple(measured)))
@@ -117,7 +115,7 @@ def _outside_choice(trial: Trial, least: Trial, base_bytes: Sequence[int], outsi
     """Return what the plan of ``trial`` changes for each segment, beside the same step with all saved outside."""
     assert trial.outside is not None
     changed = []
-    for base, border, other in zip(base_bytes, trial.borders, least.borders, strict=True):
+    for base, border, other in zip(base_bytes, trial.memory.borders, least.memory.borders, strict=True):
         is_outside = border.kind is SegmentKind.OUTSIDE
         more = border.peak_bytes - other.peak_bytes if is_outside else border.live_bytes - other.live_bytes
         changed.append(base + more)
@@ -145,7 +143,7 @@ def _held_bytes(borders: Sequence[Border], order: Sequence[str]) -> list[int]:
 def _own_bytes(trial: Trial, held_bytes: Sequence[int], num_held: Sequence[int]) -> list[int]:
     """Return what is live in each segment besides what blocks hold: at its beginning, or at most outside blocks."""
     own = []
-    for border, count in zip(trial.borders, num_held, strict=True):
+    for border, count in zip(trial.memory.borders, num_held, strict=True):
         live_bytes = border.peak_bytes if border.kind is SegmentKind.OUTSIDE else border.live_bytes
         own.append(live_bytes - sum(held_bytes[:count]))
     return own
@@ -167,7 +165,7 @@ def _output_bytes(
     for path in order:
         begin = shape.index((SegmentKind.BACKWARD, path))
         more = own[begin] - min(of_trial[begin] for of_trial in of_trials)
-        found.append(min(more, trial.output_bytes.get(path, 0)))
+        found.append(min(more, trial.memory.output_bytes.get(path, 0)))
     return found
 
 
@@ -175,8 +173,8 @@ def _keeps_inputs(trial: Trial, trials: Sequence[Trial], order: Sequence[str]) -
     """Return, for each block, whether it saves any of its inputs that the block before it may save as its outputs."""
     keeps = [True]
     for before, path in pairwise(order):
-        may_be_saved = frozenset().union(*(each.saved_outputs.get(before, ()) for each in trials))
-        kept = trial.kept_inputs.get(path)
+        may_be_saved = frozenset().union(*(each.memory.saved_outputs.get(before, ()) for each in trials))
+        kept = trial.memory.kept_inputs.get(path)
         keeps.append(kept is None or not may_be_saved or not kept.isdisjoint(may_be_saved))
     return keeps
 

@@ -73,12 +73,6 @@ class _Borders(BlockObserver):
         self.failures: dict[str, str] = {}
         self.graphs: dict[str, list[GraphVariants]] = {}
         self.called_again: set[str] = set()
-        self.saved_sizes: dict[str, tuple[int, ...]] = {}
-        self.output_bytes: dict[str, int] = {}
-        self.saved_outputs: dict[str, frozenset[int]] = {}
-        self.kept_inputs: dict[str, frozenset[int]] = {}
-        self._saved_before: set[int] = set()
-        self._output_addresses: Sequence[int] = ()
         self._begun: set[str] = set()
         self._backward_path: str | None = None
         self._hooks: list[Any] = []
@@ -116,17 +110,6 @@ class _Borders(BlockObserver):
             following = dict.fromkeys(after for after, _ in node.next_functions if after is not None)
             self._hooks += [after.register_prehook(end) for after in following]
 
-    def saved(self, path: str, saves: Mapping[int, int], inputs: Set[int], outputs: Sequence[int]) -> None:
-        """The block's forward pass saved storages, some of its inputs or outputs among them."""
-        # What blocks before it saved leaves with these blocks.
-        self.saved_sizes[path] = tuple(saves[address] for address in saves if address not in self._saved_before)
-        self._saved_before.update(saves)
-        self.output_bytes[path] = sum(saves[address] for address in saves.keys() & set(outputs))
-        self.saved_outputs[path] = _places_in(outputs, saves.keys())
-        if not inputs.isdisjoint(self._output_addresses):
-            self.kept_inputs[path] = _places_in(self._output_addresses, saves.keys() & inputs)
-        self._output_addresses = outputs
-
     def failed(self, path: str, reason: str) -> None:
         """The block could not be compiled, and runs in eager."""
         self.failures.setdefault(path, reason)
@@ -149,6 +132,13 @@ class MemoryBorders(_Borders):
 
     def __init__(self, meter: MemoryMeter) -> None:
         super().__init__()
+        self.borders: list[Border] = []
+        self.saved_sizes: dict[str, tuple[int, ...]] = {}
+        self.output_bytes: dict[str, int] = {}
+        self.saved_outputs: dict[str, frozenset[int]] = {}
+        self.kept_inputs: dict[str, frozenset[int]] = {}
+        self._saved_before: set[int] = set()
+        self._output_addresses: Sequence[int] = ()
         self._meter = meter
         self._segments: list[tuple[SegmentKind, str | None, int]] = []
         self._peaks: list[int] = []
@@ -161,11 +151,22 @@ class MemoryBorders(_Borders):
         self._segments.append((kind, path, self._meter.live_bytes))
         self._meter.restart_peak()
 
-    def borders(self) -> list[Border]:
-        """Return the borders of the step, which is over."""
+    def saved(self, path: str, saves: Mapping[int, int], inputs: Set[int], outputs: Sequence[int]) -> None:
+        """The block's forward pass saved storages, some of its inputs or outputs among them."""
+        # What blocks before it saved leaves with these blocks.
+        self.saved_sizes[path] = tuple(saves[address] for address in saves if address not in self._saved_before)
+        self._saved_before.update(saves)
+        self.output_bytes[path] = sum(saves[address] for address in saves.keys() & set(outputs))
+        self.saved_outputs[path] = _places_in(outputs, saves.keys())
+        if not inputs.isdisjoint(self._output_addresses):
+            self.kept_inputs[path] = _places_in(self._output_addresses, saves.keys() & inputs)
+        self._output_addresses = outputs
+
+    def close(self) -> None:
+        """Have the borders of the step, which is over."""
         peaks = [*self._peaks, self._meter.peak_bytes]
-        self.close()
-        return [Border(*begun, peak) for begun, peak in zip(self._segments, peaks, strict=True)]
+        super().close()
+        self.borders = [Border(*begun, peak) for begun, peak in zip(self._segments, peaks, strict=True)]
 
 
 class TimedSegment(NamedTuple):
