@@ -36,8 +36,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) --editable .
 	touch $@
 
+# axolotl pins other versions of what the tests use, and needs packages for GPUs. It runs without either.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps axolotl axolotl-contribs-lgpl axolotl-contribs-mit
 	touch $@
 
 # The site is built strictly, and without a network: warnings are errors. Sources are read, not imported. No page may load

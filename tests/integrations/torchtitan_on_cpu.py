@@ -1,7 +1,8 @@
 """Trains the example's Llama with torchtitan's Trainer on the CPU, and prints the losses and peaks of its steps.
 
-torchtitan takes a CUDA device where there is no other one, so that it is given the CPU as one. Its 0.3.0 also calls a
-function that torch has after 2.13 only.
+Without arguments, it runs the example as it stands. torchtitan takes a CUDA device where there is no other one, so that
+it is given the CPU as one. Its 0.3.0 also calls a function that torch has after 2.13 only, and imports kernels for
+exchanges between GPUs, which need triton.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import types
 from collections import Counter
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 import torch.distributed
@@ -26,8 +28,9 @@ torch._utils._get_available_device_type = lambda: "cpu"
 torch._utils._get_device_module = lambda name: cpu
 if not hasattr(torch.distributed, "set_timeout"):
     torch.distributed.set_timeout = lambda timeout, group: None
+sys.modules["torchtitan.distributed.minimal_async_ep.kernels"] = MagicMock()
 
-from examples.torchtitan_trainer import small_llama  # noqa: E402
+import examples.torchtitan_trainer as example  # noqa: E402
 from tests.integrations.step_peaks import StepPeaks  # noqa: E402
 from torchtitan.components.checkpoint import CheckpointManager  # noqa: E402
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing  # noqa: E402
@@ -37,7 +40,7 @@ from memfit.integrations.torchtitan import MemfitAC  # noqa: E402
 
 
 class Watched(Trainer):
-    """Notes the loss and the peak of each step but the first, in which the step is fitted."""
+    """Notes the loss and the peak of each step; of the first from where the step is fitted, in its forward pass."""
 
     def __init__(self, config: Trainer.Config) -> None:
         super().__init__(config)
@@ -45,13 +48,25 @@ class Watched(Trainer):
         self.peaks = StepPeaks()
         self.metrics_processor.should_log = lambda step: True
         self.metrics_processor.log = lambda step, loss, *args, **kwargs: self.losses.append(loss)
+        # Fitting runs steps inside the first one.
+        self.num_open = 0
+        self.hook = self.model_parts[0].register_forward_pre_hook(self.begin)
+
+    def begin(self, model: torch.nn.Module, _: Any) -> None:
+        if self.num_open == 1:
+            self.hook.remove()
+            self.peaks.begin(model, self.optimizers.optimizers[0])
+
+    def forward_backward_step(self, **batch: Any) -> torch.Tensor:
+        self.num_open += 1
+        try:
+            return super().forward_backward_step(**batch)
+        finally:
+            self.num_open -= 1
 
     def train_step(self, data_iterator: Any) -> None:
-        if len(self.losses) == 1:
-            self.peaks.begin(self.model_parts[0], self.optimizers.optimizers[0])
         super().train_step(data_iterator)
-        if len(self.losses) > 1:
-            self.peaks.end_step()
+        self.peaks.end_step()
 
     def train(self) -> None:
         super().train()
@@ -61,7 +76,7 @@ class Watched(Trainer):
 def main(folder: str, budget: str, **training: Any) -> None:
     torch.set_num_threads(1)
     policy: ActivationCheckpointing.Config | None = MemfitAC.Config(budget=int(budget)) if int(budget) else None
-    config = small_llama(folder, policy=policy, **training)
+    config = example.small_llama(folder, policy=policy, **training)
     config.debug.seed = 1
     config.checkpoint = CheckpointManager.Config(enable=True, interval=8, last_save_model_only=False)
     trainer = Watched(config)
@@ -72,4 +87,7 @@ def main(folder: str, budget: str, **training: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3], **json.loads(sys.argv[3]))
+    if sys.argv[1:]:
+        main(*sys.argv[1:3], **json.loads(sys.argv[3]))
+    else:
+        example.main()
