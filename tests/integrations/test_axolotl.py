@@ -21,38 +21,40 @@ EXAMPLE = ROOT / "examples" / "axolotl.yml"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1", "ACCELERATE_USE_CPU": "true"}
 
 
-def train(folder: Path, **options: Any) -> tuple[str, list[float]]:
-    """Train in a process of its own, since axolotl changes functions of transformers; return the output and losses."""
+def train(folder: Path, **options: Any) -> tuple[str, list[float], list[int]]:
+    """Train in a process of its own, since axolotl changes functions of transformers.
+
+    Return the output, the losses, and the peaks of the steps.
+    """
     config = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) | options
     config |= {"base_model": str(folder / "model"), "sequence_len": 64, "micro_batch_size": 2}
     config |= {"datasets": [{"path": str(folder / "texts.jsonl"), "ds_type": "json", "type": "completion"}]}
     config |= {"dataset_prepared_path": str(folder / "prepared"), "special_tokens": {"pad_token": "<pad>"}}
+    config["plugins"] = [*config["plugins"], "tests.integrations.axolotl_peaks.PeaksPlugin"]
     (folder / "config.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     script = "tests.integrations.axolotl_on_cpu"
     command = [sys.executable, "-W", "ignore", "-m", script, str(folder / "config.yml")]
     found = subprocess.run(command, env=os.environ | OFFLINE, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     state = json.loads((Path(config["output_dir"]) / "checkpoint-10" / "trainer_state.json").read_text())
-    return found.stdout, [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+    losses = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+    return found.stdout, losses, json.loads((Path(config["output_dir"]) / "peaks.json").read_text())
 
 
-def test_ten_steps_are_those_of_plain_training_also_resumed(tmp_path: Path) -> None:
+def test_ten_steps_are_those_of_plain_training_and_each_is_within_the_budget_also_resumed(tmp_path: Path) -> None:
     model().save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
     lines = [json.dumps({"text": text(number, 24)}) for number in range(64)]
     (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    _, plain = train(tmp_path, plugins=[], output_dir=str(tmp_path / "plain"))
-    planned = str(tmp_path / "planned")
-    printed, losses = train(tmp_path, memfit_budget="6200KiB", gradient_checkpointing=True, output_dir=planned)
-    assert len(plain) == 10
+    _, plain, plain_peaks = train(tmp_path, plugins=[], output_dir=str(tmp_path / "plain"))
+    budget_bytes = 6200 * 1024
+    options = {"memfit_budget": budget_bytes, "output_dir": str(tmp_path / "planned")}
+    printed, losses, peaks = train(tmp_path, gradient_checkpointing=True, **options)
+    assert len(plain) == len(peaks) == 10
     assert losses == plain
+    assert max(peaks) <= budget_bytes < max(plain_peaks)
     assert "gradients  equal" in printed
     assert "budget     within" in printed
     checkpoint = str(tmp_path / "planned" / "checkpoint-8")
-    _, resumed = train(
-        tmp_path,
-        memfit_budget="6200KiB",
-        output_dir=str(tmp_path / "planned"),
-        resume_from_checkpoint=checkpoint,
-    )
+    _, resumed, _ = train(tmp_path, resume_from_checkpoint=checkpoint, **options)
     assert resumed == plain

@@ -13,7 +13,7 @@ pytest.importorskip("accelerate")
 
 import torch
 from examples.transformers_trainer import Sentences, new_trainer
-from tests.integrations.step_peaks import StepPeaks
+from tests.integrations.trainer_peaks import Watched
 from torch import Tensor
 from transformers import Trainer, TrainerCallback
 
@@ -22,25 +22,6 @@ from memfit.runtime.applying.forward_wrapping import is_wrapped
 
 # torch and the frameworks warn of each other.
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class Watched(TrainerCallback):
-    """The peak of each step."""
-
-    def __init__(self) -> None:
-        self.step_peaks = StepPeaks()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.step_peaks.begin(kwargs["model"], kwargs["optimizer"])
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.step_peaks.end_step()
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.step_peaks.leave_out()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.step_peaks.end()
 
 
 def logged(trainer: Trainer) -> list[dict[str, float]]:
