@@ -5,8 +5,10 @@ Each model is compiled once, with few partitions; compiling takes seconds on a C
 
 from __future__ import annotations
 
+import gc
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +50,32 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(scope="module")
 def with_dropout() -> Case:
     return measured("dropout")
+
+
+class OtherBlock(SmallBlock):
+    """A block that no other test compiles."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x)
+
+
+def test_compiled_code_keeps_neither_activations_nor_weights_alive() -> None:
+    model = SmallBlocks(2)
+    model.blocks = nn.ModuleList(OtherBlock() for _ in range(2))
+    weight = weakref.ref(model.blocks[0].up.weight)
+    batch = torch.ones(64, WIDTH)
+    before = num_activations()
+    memfit.profile(model, batch, compile=True)
+    assert num_activations() == before
+    del model
+    gc.collect()
+    assert weight() is None
+
+
+def num_activations() -> int:
+    """Return how many tensors of a batch's rows there are, fake ones left out."""
+    gc.collect()
+    return sum(type(found) is Tensor and found.shape[:1] == (64,) for found in gc.get_objects())
 
 
 def test_peaks_are_as_predicted_and_gradients_those_of_the_step_that_saves_everything(case: Case) -> None:

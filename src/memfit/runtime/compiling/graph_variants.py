@@ -78,6 +78,7 @@ def variants_backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[.
     """
     variants = GraphVariants(graph, inputs)
     variants.compiled_for(_in_thread.block.partition)
+    variants.let_go_of_inputs()
     return variants
 
 
@@ -94,6 +95,14 @@ class GraphVariants:
         self._context = current_tracing_context()
         self._is_trained = any(isinstance(each, Tensor) and each.requires_grad for each in inputs)
         self._compiled: dict[tuple[tuple[str, ...] | float, bool], Callable[..., Any]] = {}
+
+    def let_go_of_inputs(self) -> None:
+        """Compile from fake tensors from now on: these would keep activations and weights of the first call alive."""
+        placeholders = (node for node in self._graph.graph.nodes if node.op == "placeholder")
+        self._inputs = [
+            node.meta["example_value"] if isinstance(each, Tensor) else each
+            for node, each in zip(placeholders, self._inputs, strict=True)
+        ]
 
     def __call__(self, *args: Any) -> Any:
         block: BlockRun = _in_thread.block
