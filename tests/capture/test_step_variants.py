@@ -6,6 +6,7 @@ import copy
 import random
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -201,7 +202,12 @@ def assert_steps_keep_the_budget(
 ) -> None:
     profile, point = planned(make)
     assert point.peak_bytes < 0.9 * profile.peak_bytes
-    model = make()
+    assert_steps_are_as_planned(make(), point, make_tape, num_steps)
+
+
+def assert_steps_are_as_planned(
+    model: nn.Module, point: memfit.FrontierPoint, make_tape: Callable[[], ForwardPass], num_steps: int
+) -> None:
     with Applied(model, point.plan, make_tape):
         peaks = peaks_of_steps(model, batch(), lambda output: output, num_steps=num_steps)
     assert max(peaks) <= 1.005 * point.peak_bytes
@@ -211,6 +217,21 @@ def assert_steps_keep_the_budget(
 @pytest.mark.parametrize("name", RANDOM)
 def test_plans_for_random_structures_hold_in_every_step(name: str, make_tape: Callable[[], ForwardPass]) -> None:
     assert_steps_keep_the_budget(RANDOM[name], make_tape, num_steps=12)
+
+
+@ENGINES
+@pytest.mark.parametrize("module_entry", [0.0, 1e-3])
+def test_modules_that_are_skipped_are_recorded_by_themselves_whatever_entering_them_costs(
+    module_entry: float, make_tape: Callable[[], ForwardPass]
+) -> None:
+    profile, _ = planned(StochasticDepth)
+    assert profile.skipped_modules == tuple(
+        f"blocks.{number}.{name}" for number in range(NUM_BLOCKS) for name in ("act", "down", "norm", "up")
+    )
+    assert profile.host is not None
+    profile = replace(profile, host=replace(profile.host, module_entry=module_entry))
+    point = memfit.frontier(profile, points=3)[-1]
+    assert_steps_are_as_planned(StochasticDepth(), point, make_tape, num_steps=6)
 
 
 def test_the_note_names_the_block_and_what_is_planned() -> None:

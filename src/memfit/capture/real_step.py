@@ -105,6 +105,7 @@ def capture_real_step(step: TrainingStep, state: KeptState) -> CapturedStep:
         link=measured_link(device),
         unthrottled_share=unthrottled_share(unthrottled, ops),
         notes=variants.notes + opaque_parts(model, recording),
+        skipped_modules=variants.skipped_modules,
     )
     return CapturedStep(profile, synchronized, _forward_waits(ops, recording.facts))
 

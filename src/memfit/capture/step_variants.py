@@ -21,6 +21,7 @@ from memfit.capture.state.kept_state import KeptState
 from memfit.capture.training_step import TrainingStep
 from memfit.distributed.ranks import Ranks
 from memfit.graph.model_profile import Block, RecordedOp, RecordedValue
+from memfit.graph.names import path_and_ancestors
 
 # The first steps of a loop that are looked at where one step changes what the next one begins with. Schedulers, and
 # loops that count, may have room for few.
@@ -41,8 +42,21 @@ class Variants(NamedTuple):
         self, model: nn.Module, blocks: Sequence[Block], ops: Sequence[RecordedOp], values: Sequence[RecordedValue]
     ) -> int:
         """Return what the blocks that ran in other runs only would take, beside those of the chosen one."""
-        called = frozenset().union(*(run.called for run in self.runs))
-        return bytes_of_skipped_blocks(model, blocks, called, ops, values)
+        return bytes_of_skipped_blocks(model, blocks, self._called, ops, values)
+
+    @property
+    def skipped_modules(self) -> tuple[str, ...]:
+        """The outermost modules that some runs call and others skip."""
+        skipped = self._skipped
+        return tuple(sorted(path for path in skipped if skipped.isdisjoint([*path_and_ancestors(path)][1:])))
+
+    @property
+    def _called(self) -> frozenset[str]:
+        return frozenset().union(*(run.called for run in self.runs))
+
+    @property
+    def _skipped(self) -> frozenset[str]:
+        return self._called - frozenset.intersection(*(run.called for run in self.runs)) if self.runs else frozenset()
 
     def values_to_save(self, model: nn.Module, ops: Sequence[RecordedOp], blocks: Sequence[Block]) -> set[int]:
         """Return the values that plans must save: those that other runs have not, or not under the same address.
@@ -52,8 +66,6 @@ class Variants(NamedTuple):
         """
         if not self.runs:
             return set()
-        called = frozenset().union(*(run.called for run in self.runs))
-        skipped = called - frozenset.intersection(*(run.called for run in self.runs))
         varying = frozenset().union(*(self.runs[-1].varying_ops(run) for run in self.runs))
         of_varying = {
             value
@@ -62,7 +74,7 @@ class Variants(NamedTuple):
             for value in op.outputs
             if value is not None
         }
-        return of_varying | values_leaving_skipped_blocks(model, skipped, ops, blocks)
+        return of_varying | values_leaving_skipped_blocks(model, self._skipped, ops, blocks)
 
 
 def random_states() -> tuple[str, ...]:

@@ -200,7 +200,8 @@ class ModelProfile:
     language model's head and loss in chunks of tokens. ``module_calls`` are the calls of modules with gradients, in the
     order in which they began; empty where they were not recorded.
     ``compiled`` is what was measured of compiled blocks; plans for such a profile compile them. ``notes`` say in words
-    what limits plans for this step: a random structure, parts that are opaque to memfit.
+    what limits plans for this step: a random structure, parts that are opaque to memfit. ``skipped_modules`` are the
+    outermost modules that other runs of the step skip.
     """
 
     ops: tuple[RecordedOp, ...]
@@ -221,6 +222,7 @@ class ModelProfile:
     module_calls: tuple[ModuleCall, ...] = ()
     compiled: CompiledProfile | None = None
     notes: tuple[str, ...] = ()
+    skipped_modules: tuple[str, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path`` as JSON, compressed where the path ends in ``.gz``."""

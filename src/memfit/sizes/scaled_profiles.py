@@ -119,6 +119,7 @@ def _interpolated(
         link=large.link,
         unthrottled_share=large.unthrottled_share,
         measured_with="fake tensors, between sizes that were measured",
+        skipped_modules=large.skipped_modules,
     )
 
 

@@ -68,10 +68,12 @@ class RecordingChoice:
         # A container such as nn.ModuleList is never called, so that nothing can be put around it. A module that several
         # paths lead to is called from several places, and would not know from which.
         self._blocks = [block.path for block in profile.blocks]
-        ran = list(dict.fromkeys([*num_entries, *self._blocks]))
+        ran = list(dict.fromkeys([*num_entries, *self._blocks, *profile.skipped_modules]))
         callable_paths = {call.path for call in profile.module_calls} or {"", *ran}
         nearest = (next((path for path in path_and_ancestors(ran_in) if path in callable_paths), "") for ran_in in ran)
-        self._blocks = [path for path in self._blocks if path in callable_paths]
+        self._blocks, self._skipped = (
+            [path for path in paths if path in callable_paths] for paths in (self._blocks, profile.skipped_modules)
+        )
         self._tree = tree = _ModuleTree(["", *(path for path in dict.fromkeys(nearest) if path)])
         entry_costs = [costs.module_entry * (num_entries.get(path, 1) if path else 1) for path in tree.paths]
         # A step may call parts of the model by themselves, and never the model.
@@ -133,9 +135,9 @@ class RecordingChoice:
             hooked_nodes = tree.outermost(next((n for n in tree.around(at) if n in chosen), at) for at in saving)
         else:
             chosen, hooked_nodes = self._recording.cheapest(recorded), self._hooking.cheapest(hooked)
-        # Where a block is skipped, its calls must not be missing among those of the module around it.
-        blocks = tree.outermost(tree.nearest(path) for path in self._blocks)
-        inside = {block for block in blocks if not chosen.isdisjoint(tree.around(block))}
+        # Where a module is skipped, its calls must not be missing among those of the module around it.
+        apart = {*tree.outermost(tree.nearest(path) for path in self._blocks), *map(tree.nearest, self._skipped)}
+        inside = {node for node in apart if not chosen.isdisjoint(tree.around(node))}
         return ChosenModules(
             *(tuple(tree.paths[node] for node in sorted(nodes)) for nodes in (chosen | inside, hooked_nodes))
         )
