@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from tests.engine.plans import profile_of
 from tests.engine.zoo import ZOO, Example
 
@@ -40,6 +41,9 @@ def recorded_values(profile: ModelProfile) -> list[RecordedValue]:
 
 # What saves without an op, after an op of another module.
 SAVING_WITHOUT_OPS = {"function-running-a-module-again", "checkpoint-inside", "checkpoint-inside-reentrant"}
+# In torch 2.11 jagged tensors do so, too.
+if torch.__version__ < (2, 12):
+    SAVING_WITHOUT_OPS.add("jagged-batch")
 
 
 @pytest.mark.parametrize("example", ZOO, ids=str)
