@@ -155,6 +155,20 @@ def test_read_logits_have_the_bits_of_the_plain_model(read: Callable[[Tensor], T
     assert torch.equal(found, expected)
 
 
+def test_options_that_the_plain_loss_refuses_are_refused() -> None:
+    labels = tokens().flatten()
+    model = TinyModel(
+        loss=lambda logits, _: functional.cross_entropy(logits.flatten(0, 1), labels, label_smoothing=1.5)
+    )
+    with pytest.raises(RuntimeError, match="label_smoothing"):
+        model(tokens())
+    with (
+        loss_in_chunks(model),
+        pytest.raises(InvalidParameterError, match="label_smoothing must be a number from 0 to 1"),
+    ):
+        model(tokens())
+
+
 def test_questions_about_logits_do_not_compute_them() -> None:
     model = TinyModel()
     with loss_in_chunks(model):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memfit.errors import StaleValueError
-from memfit.runtime.chunked_loss.linear_cross_entropy import LossOptions, Softcap, linear_cross_entropy_with
+from memfit.runtime.chunked_loss.linear_cross_entropy import Softcap, linear_cross_entropy_with, loss_options
 from memfit.runtime.torch_internals import TorchFunctionDisabled, storageless, tree_map
 
 
@@ -304,7 +304,7 @@ def _cross_entropy(
     dtype = torch.float32 if is_autocast and projection.dtype != torch.float64 else projection.dtype
     with projection.autocast():
         cap = None if projection.cap is None else Softcap(divisor=1.0, factor=projection.cap)
-        options = LossOptions(ignore_index, reduction == "mean", label_smoothing, cap)
+        options = loss_options(ignore_index, reduction, label_smoothing, cap)
         loss = linear_cross_entropy_with(options, projection.hidden, projection.weight, target, projection.bias)
     projection.note_chunked()
     return loss.to(dtype)

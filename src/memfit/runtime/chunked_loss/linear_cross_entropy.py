@@ -62,7 +62,7 @@ def linear_cross_entropy(
     is the relative error of its probability, and for gradients that do not underflow, which in float16 takes a loss
     scale. Differentiating twice is not supported.
     """
-    options = _checked_options(ignore_index, reduction, label_smoothing, softcap)
+    options = loss_options(ignore_index, reduction, label_smoothing, _softcap_of(softcap))
     return linear_cross_entropy_with(options, hidden, weight, targets, bias, chunk_tokens)
 
 
@@ -333,7 +333,8 @@ def _type_of_products(rows: Tensor) -> torch.dtype:
     return rows.dtype
 
 
-def _checked_options(ignore_index: int, reduction: str, label_smoothing: float, softcap: float | None) -> LossOptions:
+def loss_options(ignore_index: int, reduction: str, label_smoothing: float, softcap: Softcap | None) -> LossOptions:
+    """Return the options of a loss, checked."""
     if reduction not in ("mean", "sum"):
         raise InvalidParameterError(
             'reduction must be "mean" or "sum", because gradients are computed in the forward pass; got '
@@ -344,12 +345,16 @@ def _checked_options(ignore_index: int, reduction: str, label_smoothing: float, 
         raise InvalidParameterError(f"label_smoothing must be a number from 0 to 1; got {shown(label_smoothing)}")
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise InvalidParameterError(f"ignore_index must be a whole number; got {shown(ignore_index)}")
+    return LossOptions(ignore_index, reduction == "mean", float(smoothing), softcap)
+
+
+def _softcap_of(softcap: float | None) -> Softcap | None:
     if softcap is None:
-        return LossOptions(ignore_index, reduction == "mean", float(smoothing), None)
+        return None
     cap = float(real_number(softcap, "softcap", "a positive number, or None for logits without a softcap"))
     if not 0 < cap < math.inf:
         raise InvalidParameterError(f"softcap must be a positive number; got {shown(softcap)}")
-    return LossOptions(ignore_index, reduction == "mean", float(smoothing), Softcap(cap, cap))
+    return Softcap(cap, cap)
 
 
 def _check_tensors(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
